@@ -1,0 +1,57 @@
+# One command per chore, the same on a laptop and in CI. `make run` and `make test` do their own set-up.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready-cpu
+CONFIG ?= deploy/demo.yaml
+
+# One OpenMP thread a process: several processes share the cores here.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help setup run test test-quick check format bench clean distclean
+
+help:
+	@echo "make run      set up, make the demo models, start two workers and the router (Ctrl-C stops all of it)"
+	@echo "make test     set up, run every test; real SGLang workers included (about 10 minutes)"
+	@echo "make check    format, lint, types, import directions, docs"
+	@echo "make bench    measure the kernels and a worker on this machine"
+	@echo "make setup    only the virtual environment (.venv) and the models (var/models)"
+	@echo "make clean    remove what runs made; 'make distclean' removes .venv and var too"
+
+$(READY): pyproject.toml deploy/setup.sh deploy/constraints-cpu.txt
+	@PYTHON=$(PYTHON) bash deploy/setup.sh $(VENV) $(READY)
+
+setup: $(READY)
+	@$(BIN)/crossfill models prepare --demo >/dev/null
+
+run: setup
+	@exec $(BIN)/crossfill up $(CONFIG)
+
+test: $(READY)
+	$(BIN)/python -m pytest $(ARGS)
+
+# Everything that starts no real worker.
+test-quick: $(READY)
+	$(BIN)/python -m pytest -m "not real" $(ARGS)
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python deploy/check_docs.py
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup
+	$(BIN)/python kernels/benchmarks/paged_attention.py
+	$(BIN)/crossfill bench worker
+
+clean:
+	rm -rf var/log var/run build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -type d -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV) var
