@@ -1,0 +1,21 @@
+"""Errors of the kernels.
+
+KernelError
+└── ArgumentError    the caller passed a tensor of the wrong shape, dtype or layout (also a ValueError)
+"""
+
+
+class KernelError(Exception):
+    """Base of every error raised by `crossfill_kernels`."""
+
+
+class ArgumentError(KernelError, ValueError):
+    """An argument does not fit; raised before any memory is touched.
+
+    Attributes:
+        argument: name of the parameter at fault.
+    """
+
+    def __init__(self, argument: str, problem: str) -> None:
+        super().__init__(f"{argument}: {problem}")
+        self.argument = argument
