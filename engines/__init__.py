@@ -1,0 +1,1 @@
+"""Everything inside a worker process: launcher, SGLang plugin, attention backend, models."""

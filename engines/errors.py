@@ -1,0 +1,23 @@
+"""Errors of a worker.
+
+EngineError
+├── IncompatibleSglangError    the operator must install the pinned SGLang
+├── WorkerConfigError          the operator must correct a worker's settings
+└── UnsupportedModelError      the model needs something that our attention backend does not compute
+"""
+
+
+class EngineError(Exception):
+    """Base of every error raised by `engines`. The text is one readable line."""
+
+
+class IncompatibleSglangError(EngineError):
+    """The installed SGLang is not the one Crossfill is written against."""
+
+
+class WorkerConfigError(EngineError):
+    """A setting of a worker is wrong."""
+
+
+class UnsupportedModelError(EngineError):
+    """The model has layers that the `crossfill` attention backend does not compute."""

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+from typer.testing import CliRunner
+
+from crossfill.models_cli import app
+from engines.models import CATALOGUE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_list_names_every_model_and_what_is_here(root: Path, smollm2: Path, tmp_path: Path) -> None:
+    (tmp_path / smollm2.name).symlink_to(smollm2)
+    (tmp_path / "tiny-llama").mkdir()
+    status, output, _ = run("list", "--root", str(tmp_path))
+    states = {line.split()[0]: line for line in output.splitlines()[1:]}
+    assert status == 0
+    assert set(states) == set(CATALOGUE)
+    assert " yes " in states[smollm2.name]
+    assert " damaged " in states["tiny-llama"]
+    assert " no " in states["tiny-qwen3"]
+
+
+def test_prepare_prints_the_folders(root: Path, smollm2: Path) -> None:
+    status, output, _ = run("prepare", smollm2.name, "tiny-llama", "--root", str(root))
+    assert status == 0
+    assert output.split() == [str(smollm2), str(root / "tiny-llama")]
+
+
+def test_wrong_name_is_one_line_before_anything_is_built(tmp_path: Path) -> None:
+    status, output, error = run("prepare", "tiny-llama", "tiny-quen3", "--root", str(tmp_path / "models"))
+    assert status == 1
+    assert output == ""
+    assert error.splitlines() == ["crossfill: unknown model 'tiny-quen3'; did you mean 'tiny-qwen3'?"]
+    assert not (tmp_path / "models").exists()
+
+
+def test_prepare_without_a_name_says_what_it_wants() -> None:
+    status, _, error = run("prepare")
+    assert status == 2
+    assert "--demo" in error
+
+
+def test_influence_draws_a_line_for_each_layer(root: Path) -> None:
+    status, output, _ = run("influence", "tiny-llama", "--tokens", "32", "--root", str(root))
+    assert status == 0
+    assert [int(line.split()[0]) for line in output.splitlines()] == [0, 1, 2, 3]
+
+
+def test_perplexity_takes_a_folder_and_layers_to_drop(root: Path) -> None:
+    status, output, _ = run("perplexity", str(root / "tiny-llama"), "--drop", "1,2", "--tokens", "32")
+    assert status == 0
+    assert "(31 tokens)" in output
+    assert run("perplexity", "tiny-llama", "--drop", "1,9", "--root", str(root))[0] == 1
+    assert run("perplexity", "tiny-llama", "--drop", "one", "--root", str(root))[0] == 2
+
+
+def test_import_waits_for_nothing_heavy() -> None:
+    code = (
+        "import sys, crossfill.models_cli; print([m for m in ('torch', 'numpy', 'transformers') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
