@@ -1,0 +1,1 @@
+"""The `crossfill` attention backend of SGLang."""
