@@ -1,0 +1,1 @@
+"""HTTP in, decision, dispatch, streaming out, metrics. No torch, no SGLang."""

@@ -1,0 +1,1 @@
+"""The HTTP endpoints, a module for each subject."""

@@ -1,0 +1,106 @@
+"""Puts a router together. Everything that it depends on comes in here; there are no globals."""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry, ProcessCollector
+
+from router.api.chat import chat_routes
+from router.api.error_handlers import add_error_handlers
+from router.api.models import model_routes
+from router.api.status import status_routes
+from router.decider import Decider, build_scorer
+from router.dispatch import Dispatcher
+from router.edge import Edge
+from router.health import HealthMonitor
+from router.metrics import RouterMetrics
+from router.relay import Relay
+from router.services import Lifecycle, Services
+from router.transport import AiohttpTransport
+from router.workers import WorkerPool
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from router.config import RouterConfig
+    from router.scorers import Scorer
+    from router.transport import Transport
+
+
+def random_hex() -> str:
+    """32 random hex digits."""
+    return uuid.uuid4().hex
+
+
+def create_app(
+    config: RouterConfig,
+    *,
+    transport: Transport | None = None,
+    scorer: Scorer | None = None,
+    registry: CollectorRegistry | None = None,
+    lifecycle: Lifecycle | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    wall_clock: Callable[[], float] = time.time,
+    new_id: Callable[[], str] = random_hex,
+) -> FastAPI:
+    """The ASGI application for `config`; its lifespan holds the connections to the workers and their probes.
+
+    `clock` is monotonic and `wall_clock` Unix time, both in seconds. Raises ConfigError if a configured file is bad.
+    """
+    transport = transport or AiohttpTransport(config.upstream.connect_s)
+    lifecycle = lifecycle or Lifecycle()
+    pool = WorkerPool(config.models)
+    metrics = RouterMetrics(registry or _process_registry())
+    metrics.watch_workers(pool.workers)
+    dispatcher = Dispatcher(
+        pool=pool,
+        transport=transport,
+        limits=config.upstream,
+        retry_after_s=max(1, math.ceil(config.health.interval_s)),
+        metrics=metrics,
+        clock=clock,
+        new_id=new_id,
+    )
+    services = Services(
+        config=config,
+        pool=pool,
+        decider=Decider(config, scorer or build_scorer(config.routing)),
+        dispatcher=dispatcher,
+        relay=Relay(metrics, lifecycle, clock),
+        metrics=metrics,
+        lifecycle=lifecycle,
+        started_s=int(wall_clock()),
+    )
+    monitor = HealthMonitor(pool.workers, transport, config.health, clock)
+    app = _assemble(services, transport, monitor)
+    app.add_middleware(Edge, metrics=metrics, clock=clock, wall_clock=wall_clock, new_id=new_id)
+    return app
+
+
+def _assemble(services: Services, transport: Transport, monitor: HealthMonitor) -> FastAPI:
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with transport, monitor:
+            yield
+
+    # Bodies are checked by the router itself, so a generated schema would say nothing; no redirects either, because
+    # a client that follows one may lose its method and body.
+    app = FastAPI(title="Crossfill", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
+    app.state.services = services
+    app.include_router(chat_routes(services))
+    app.include_router(model_routes(services))
+    app.include_router(status_routes(services))
+    add_error_handlers(app)
+    return app
+
+
+def _process_registry() -> CollectorRegistry:
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    return registry

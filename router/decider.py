@@ -1,0 +1,68 @@
+"""Joins request, scorer and policy: one decision for a request, made again when a worker drops out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+from router.config import AUTO_MODEL, RecordedScorerConfig
+from router.errors import ModelNotFoundError
+from router.features import conversation_features
+from router.policy import Decision, decide_explicit, decide_routed
+from router.scorers import Candidate
+from router.scorers.heuristic import HeuristicScorer, default_capabilities
+from router.scorers.recorded import RecordedScorer, read_recorded
+
+if TYPE_CHECKING:
+    from router.config import RouterConfig, RoutingConfig
+    from router.request import ChatRequest
+    from router.scorers import Scorer
+Decide = Callable[[Collection[str]], Decision]
+"""Names of models without a usable worker in, decision out."""
+
+
+class Decider:
+    """Knows the models, the ladder and the scorer."""
+
+    def __init__(self, config: RouterConfig, scorer: Scorer) -> None:
+        self._routing = config.routing
+        self._concrete = config.model_names
+        self._scorer = scorer
+        self._candidates = _candidates(config)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Every name that a request may give, the routed one first."""
+        return (AUTO_MODEL, *self._concrete) if self._routing.ladder else self._concrete
+
+    def prepare(self, chat: ChatRequest, request_id: str) -> Decide:
+        """Score `chat` once; the result decides from that as often as needed. Raises ModelNotFoundError."""
+        tau, sigma = self._routing.tau, self._routing.sigma
+        if chat.model not in self.models:
+            raise ModelNotFoundError(chat.model, self.models)
+        ladder = self._routing.ladder
+        if chat.model != AUTO_MODEL or ladder is None:
+            explicit = decide_explicit(request_id, chat.model, tau=tau, sigma=sigma)
+            return lambda _: explicit
+        scores = self._scorer.score(conversation_features(chat.turns()), self._candidates)
+        return lambda unavailable: decide_routed(
+            request_id, AUTO_MODEL, ladder, scores, tau=tau, sigma=sigma, unavailable=unavailable
+        )
+
+
+def build_scorer(routing: RoutingConfig) -> Scorer:
+    """The configured scorer; raises ConfigError if its file cannot be used."""
+    heuristic = HeuristicScorer()
+    if isinstance(routing.scorer, RecordedScorerConfig):
+        return RecordedScorer(read_recorded(routing.scorer.path), heuristic)
+    return heuristic
+
+
+def _candidates(config: RouterConfig) -> tuple[Candidate, ...]:
+    ladder = config.routing.ladder or ()
+    configured = {model.name: model.capability for model in config.models}
+    defaults = default_capabilities(len(ladder)) if ladder else []
+    return tuple(
+        Candidate(name, default if (capability := configured[name]) is None else capability)
+        for name, default in zip(ladder, defaults, strict=True)
+    )

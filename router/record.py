@@ -1,0 +1,75 @@
+"""What is known about one request while it is served: filled in on the way, read by metrics and the access log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+    from typing import Any
+
+    from router.policy import Decision
+
+_SCOPE_KEY = "crossfill.record"
+
+
+class Outcome(StrEnum):
+    """How a request ended. Only `ok` is a success."""
+
+    OK = "ok"
+    CLIENT_ERROR = "client_error"
+    CLIENT_GONE = "client_gone"
+    UNAVAILABLE = "unavailable"
+    TIMEOUT = "timeout"
+    UPSTREAM_ERROR = "upstream_error"
+    ERROR_EVENT = "error_event"
+    TRUNCATED = "truncated"
+    SHUTDOWN = "shutdown"
+    INTERNAL_ERROR = "internal_error"
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """Times are seconds: `arrived_s` on the monotonic clock, `ttft_s` and durations from arrival."""
+
+    request_id: str
+    arrived_s: float
+    decision: Decision | None = None
+    worker: str | None = None
+    attempts: int = 0
+    retries: list[str] = field(default_factory=list)
+    outcome: Outcome | None = None
+    status: int | None = None
+    error_code: str | None = None
+    ttft_s: float | None = None
+    is_chat: bool = False
+
+    @property
+    def model(self) -> str | None:
+        """The concrete model, once decided."""
+        return self.decision.model if self.decision else None
+
+    def crossfill_headers(self) -> list[tuple[bytes, bytes]]:
+        """Response headers that tell the decision; empty before there is one. Every value is ASCII by construction."""
+        if self.decision is None:
+            return []
+        headers = {
+            "x-crossfill-model": self.decision.model,
+            "x-crossfill-reason": self.decision.reason.value,
+            "x-crossfill-decision": self.decision.to_header(),
+        }
+        if self.worker is not None:
+            headers["x-crossfill-worker"] = self.worker
+        return [(name.encode(), value.encode("ascii")) for name, value in headers.items()]
+
+
+def attach(scope: MutableMapping[str, Any], record: RequestRecord) -> None:
+    """Put `record` on an ASGI scope."""
+    scope[_SCOPE_KEY] = record
+
+
+def record_of(scope: MutableMapping[str, Any]) -> RequestRecord:
+    """The record on an ASGI scope."""
+    return cast("RequestRecord", scope[_SCOPE_KEY])

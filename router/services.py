@@ -1,0 +1,48 @@
+"""What the endpoints work with, made once by `create_app` and handed to each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from router.config import RouterConfig
+    from router.decider import Decider
+    from router.dispatch import Dispatcher
+    from router.metrics import RouterMetrics
+    from router.relay import Relay
+    from router.workers import WorkerPool
+
+
+@dataclass(slots=True)
+class Lifecycle:
+    """Whether the process has been told to stop; it then still serves, but is not ready.
+
+    `exchanges` are the tasks that wait for a worker; `is_over` says that the time in which they may finish is over.
+    """
+
+    is_draining: bool = False
+    is_over: bool = False
+    exchanges: set[asyncio.Task[object]] = field(default_factory=set)
+
+    def end(self) -> None:
+        """Interrupt what still runs: every exchange tells its client, and ends."""
+        self.is_over = True
+        for task in self.exchanges:
+            task.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts of a router. `started_s` is Unix time."""
+
+    config: RouterConfig
+    pool: WorkerPool
+    decider: Decider
+    dispatcher: Dispatcher
+    relay: Relay
+    metrics: RouterMetrics
+    lifecycle: Lifecycle
+    started_s: int

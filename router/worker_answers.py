@@ -1,0 +1,151 @@
+"""Reading a worker's answer: which headers pass, and what its errors mean to the client."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from router.errors import (
+    AnsweredError,
+    JsonObject,
+    NoHealthyWorkerError,
+    WorkerFailedError,
+    WorkerRefusalError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+RETRIED_STATUSES = frozenset({502, 503, 504})
+
+# Told to the client they would read as a fault of its own key.
+_ROUTER_CREDENTIAL_STATUSES = frozenset({401, 403, 407})
+
+_LONGEST_TEXT = 2000
+
+_SECONDS = re.compile(r"[0-9]{1,9}")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+
+_NOT_PASSED = frozenset(
+    {
+        # Between the worker and the router only (RFC 9110, 7.6.1).
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        # The transport has decoded the body.
+        "content-encoding",
+        "content-length",
+        # The server's or the router's own.
+        "date",
+        "server",
+        "set-cookie",
+        "x-request-id",
+        "x-crossfill-model",
+        "x-crossfill-reason",
+        "x-crossfill-decision",
+        "x-crossfill-worker",
+    }
+)
+
+
+def passed_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+    """The worker's headers that the client gets, as ASGI pairs."""
+    pairs = [(name.lower(), value) for name, value in headers]
+    named_by_connection = {
+        token.strip().lower() for name, value in pairs if name == "connection" for token in value.split(",")
+    }
+    dropped = _NOT_PASSED | named_by_connection
+    return [
+        (name.encode(), value.encode("latin-1", "replace"))
+        for name, value in pairs
+        if name not in dropped and name.isascii() and not _CONTROL.search(value)
+    ]
+
+
+def is_event_stream(headers: Iterable[tuple[str, str]]) -> bool:
+    """Whether the body is server-sent events, whatever the client asked for."""
+    return any(
+        name.lower() == "content-type" and value.lower().startswith("text/event-stream") for name, value in headers
+    )
+
+
+def error_of_status(status: int, body: bytes, headers: Iterable[tuple[str, str]], retry_after_s: int) -> AnsweredError:
+    """What a worker's answer other than 2xx becomes for the client."""
+    told = _told_error(body)
+    message = _message(told, body)
+    if status == 503:
+        return NoHealthyWorkerError(message or "The worker is not available.", retry_after_s=retry_after_s)
+    if status in _ROUTER_CREDENTIAL_STATUSES:
+        return WorkerFailedError(f"The worker does not accept the router's credentials (status {status}).")
+    if not 400 <= status < 500:
+        return WorkerFailedError(message or f"The worker answered with status {status}.")
+    error = WorkerRefusalError(
+        message or f"The worker refused the request with status {status}.",
+        status=status,
+        type_=_text(told.get("type")),
+        param=_text(told.get("param")),
+        code=_text(told.get("code")),
+    )
+    for name, value in headers:
+        if name.lower() == "retry-after" and _SECONDS.fullmatch(value):
+            error.headers["retry-after"] = value
+    return error
+
+
+def fault_of_success(body: bytes, *, is_stream: bool) -> WorkerFailedError | None:
+    """Why a 2xx answer in one piece is none: an error in it, no completion, or a stream was asked for."""
+    try:
+        parsed: Any = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        parsed = None
+    choices = parsed.get("choices") if isinstance(parsed, dict) else None
+    if isinstance(choices, list) and choices and not is_stream:
+        return None
+    if b"error" in body and (told := _told_error(body)):
+        return WorkerFailedError(_message(told, body) or "The worker answered with an error.")
+    kind = "a stream of events" if is_stream else "a chat completion"
+    return WorkerFailedError(f"The worker's answer is not {kind}.", code="invalid_answer")
+
+
+def told_error(event: object) -> JsonObject:
+    """The error in a parsed answer: OpenAI's nested shape or SGLang's flat one. Empty if there is none."""
+    if not isinstance(event, dict):
+        return {}
+    nested = event.get("error")
+    if isinstance(nested, dict):
+        return nested
+    if isinstance(nested, str) and nested:
+        return {"message": nested}
+    return event if event.get("object") == "error" else {}
+
+
+def _told_error(body: bytes) -> JsonObject:
+    try:
+        parsed: Any = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    told = told_error(parsed)
+    if not told and isinstance(parsed, dict):
+        # FastAPI's shape, of workers that fail before they reach the OpenAI layer.
+        detail = parsed.get("detail", parsed.get("message"))
+        return {"message": detail if isinstance(detail, str) else orjson.dumps(detail).decode()} if detail else {}
+    return told
+
+
+def _message(told: JsonObject, body: bytes) -> str:
+    message = told.get("message")
+    if isinstance(message, str) and message:
+        return message
+    return "" if told else body.decode("utf-8", "replace").strip()[:_LONGEST_TEXT]
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None

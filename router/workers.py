@@ -1,0 +1,128 @@
+"""Workers as the router sees them: state, load, and the choice among those of a model."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+    from router.config import ModelConfig
+
+_log = logging.getLogger("crossfill.workers")
+
+
+class WorkerState(StrEnum):
+    """`starting` is a worker that has never been seen healthy."""
+
+    STARTING = "starting"
+    HEALTHY = "healthy"
+    UNHEALTHY = "unhealthy"
+
+
+class Worker:
+    """One worker process. `id` is `<model>/<index in the configuration>`; it is public, the URL is not.
+
+    `last_life_s` is when it last sent anything (monotonic clock), `slow` says that probes fail while it still works.
+    """
+
+    def __init__(self, model: str, index: int, url: str) -> None:
+        self.model = model
+        self.id = f"{model}/{index}"
+        self.url = url
+        self.state = WorkerState.STARTING
+        self.slow = False
+        self.in_flight = 0
+        self.failures = 0
+        self.last_life_s = float("-inf")
+        self.probe_now = asyncio.Event()
+
+    def saw_life(self, now_s: float) -> None:
+        """The worker sent part of an answer: it is alive, whatever probes say."""
+        self.last_life_s = now_s
+        if self.state is not WorkerState.HEALTHY:
+            self._become(WorkerState.HEALTHY, "it answers requests")
+
+    def probe_succeeded(self) -> None:
+        """`/health` answered."""
+        self.failures = 0
+        self.slow = False
+        self._become(WorkerState.HEALTHY, "its probe succeeded")
+
+    def probe_failed(self, reason: str, *, limit: int, is_working: bool) -> None:
+        """`/health` did not answer. A worker that is working is slow, not dead; otherwise `limit` failures end it."""
+        self.slow = is_working
+        if is_working:
+            return
+        self.failures += 1
+        if self.failures >= limit:
+            self._fail(f"{self.failures} probes failed in a row: {reason}")
+
+    def connection_failed(self, reason: str) -> None:
+        """A connection failed: take it out at once, and probe it soon."""
+        self._fail(reason)
+        self.probe_now.set()
+
+    def _fail(self, reason: str) -> None:
+        if self.state is WorkerState.HEALTHY:
+            self._become(WorkerState.UNHEALTHY, reason)
+
+    def _become(self, state: WorkerState, reason: str) -> None:
+        if state is self.state:
+            return
+        level = logging.WARNING if state is WorkerState.UNHEALTHY else logging.INFO
+        _log.log(level, "worker %s (%s) is %s: %s", self.id, self.url, state.value, reason)
+        self.state = state
+
+
+class WorkerPool:
+    """All workers, by model."""
+
+    def __init__(self, models: Sequence[ModelConfig]) -> None:
+        self._by_model = {
+            model.name: tuple(Worker(model.name, index, url) for index, url in enumerate(model.workers))
+            for model in models
+        }
+        self._turn = dict.fromkeys(self._by_model, 0)
+
+    @property
+    def workers(self) -> tuple[Worker, ...]:
+        """Every worker."""
+        return tuple(worker for workers in self._by_model.values() for worker in workers)
+
+    @property
+    def by_model(self) -> dict[str, tuple[Worker, ...]]:
+        """Workers by model name, in the order of the configuration."""
+        return dict(self._by_model)
+
+    def unavailable(self, tried: Collection[Worker] = ()) -> frozenset[str]:
+        """Models that have no healthy worker outside `tried`."""
+        return frozenset(model for model in self._by_model if not self._candidates(model, tried))
+
+    def pick(self, model: str, tried: Collection[Worker] = ()) -> Worker | None:
+        """The healthy worker with the least in flight, slow ones last; equals take turns. None if there is none."""
+        candidates = self._candidates(model, tried)
+        if not candidates:
+            return None
+        turn = self._turn[model] = self._turn[model] + 1
+        rotated = [candidates[(turn + offset) % len(candidates)] for offset in range(len(candidates))]
+        return min(rotated, key=lambda worker: (worker.slow, worker.in_flight))
+
+    def _candidates(self, model: str, tried: Collection[Worker]) -> list[Worker]:
+        return [
+            worker for worker in self._by_model[model] if worker.state is WorkerState.HEALTHY and worker not in tried
+        ]
+
+
+@contextmanager
+def in_flight(worker: Worker) -> Iterator[None]:
+    """Count one request on `worker` while the context is open."""
+    worker.in_flight += 1
+    try:
+        yield
+    finally:
+        worker.in_flight -= 1

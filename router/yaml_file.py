@@ -1,0 +1,221 @@
+"""Reads a pydantic model from a YAML file; a fault is one line: file, line, key path and, for a typo, the key meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+import orjson
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from router.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+Model = TypeVar("Model", bound=BaseModel)
+
+_MOST_BYTES = 2**20
+# As written out, each alias counting as what it stands for: a few lines of aliases can stand for billions.
+_MOST_NODES = 100_000
+
+KeyPath = tuple[str | int, ...]
+
+
+def load_yaml(path: Path | str, model_class: type[Model]) -> Model:
+    """Read `path` as `model_class`, types taken strictly (a quoted number is not a number).
+
+    Relative paths in fields that resolve against a validation context get `{"folder": the file's folder}`.
+    Raises ConfigError, with a message of one line, for a file that cannot be read, is not YAML or does not fit.
+    """
+    path = Path(path)
+    text = _read(path)
+    with _one_line_faults(path):
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        _check_nodes(path, root)
+        data = yaml.safe_load(text)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected a mapping of keys at the top, found {_kind(data)}")
+    try:
+        as_json = orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS)
+    except TypeError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    try:
+        return model_class.model_validate_json(as_json, strict=True, context={"folder": path.parent})
+    except ValidationError as error:
+        raise ConfigError(_explain(path, root, data, model_class, error)) from error
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise ConfigError(f"{path}: is larger than {_MOST_BYTES} bytes")
+        return content.decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not UTF-8 text") from error
+
+
+@contextmanager
+def _one_line_faults(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        told = " ".join(str(error.problem or error.context).split())
+        raise ConfigError(f"{path}:{line}: not valid YAML: {told}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path}: is nested too deep") from error
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        # What the YAML library lets through when a text does not fit its explicit tag, as in `!!int x`.
+        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
+
+
+def _check_nodes(path: Path, root: yaml.Node | None) -> None:
+    """Refuse too many nodes, and a key given twice: YAML keeps the last one without a word, a setting would be lost."""
+    waiting = [root] if root is not None else []
+    seen = 0
+    while waiting:
+        node = waiting.pop()
+        seen += 1
+        if seen > _MOST_NODES:
+            raise ConfigError(f"{path}: has more than {_MOST_NODES} nodes, aliases written out")
+        if isinstance(node, yaml.SequenceNode):
+            waiting.extend(node.value)
+        elif isinstance(node, yaml.MappingNode):
+            _refuse_repeated_keys(path, [key for key, _ in node.value])
+            waiting.extend(child for pair in node.value for child in pair)
+
+
+def _refuse_repeated_keys(path: Path, keys: list[yaml.Node]) -> None:
+    names: set[str] = set()
+    for key in keys:
+        if not isinstance(key, yaml.ScalarNode):
+            continue
+        if key.value in names:
+            raise ConfigError(f"{path}:{key.start_mark.line + 1}: the key {key.value!r} is there twice")
+        names.add(key.value)
+
+
+def _explain(
+    path: Path, root: yaml.Node | None, data: object, model_class: type[BaseModel], error: ValidationError
+) -> str:
+    details = _causes(error.errors(include_url=False))
+    # An unknown key is usually the cause of a missing one.
+    first = next((detail for detail in details if detail["type"] == "extra_forbidden"), details[0])
+    keys = data_path(data, first["loc"])
+    where = f"{path}:{line}" if (line := _line(root, keys)) else str(path)
+    more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
+    return f"{where}: {_sentence(model_class, keys, first, data)}{more}"
+
+
+def _causes(details: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Without the errors that follow from another one deeper down: a list is short because its entry was refused."""
+    places = [detail["loc"] for detail in details]
+    return [
+        detail
+        for detail, place in zip(details, places, strict=True)
+        if not any(len(other) > len(place) and other[: len(place)] == place for other in places)
+    ]
+
+
+def _sentence(model_class: type[BaseModel], keys: KeyPath, detail: ErrorDetails, data: object) -> str:
+    dotted = ".".join(map(str, keys))
+    match detail["type"]:
+        case "extra_forbidden":
+            return f"unknown key {dotted!r}" + _suggestion(model_class, keys)
+        case "missing":
+            return f"the key {dotted!r} is missing"
+        case "value_error" | "assertion_error":
+            text = detail["msg"].split(", ", 1)[-1]
+            return f"{dotted}: {text}" if dotted else text
+        case "union_tag_invalid":
+            context = detail["ctx"]
+            return f"{dotted}.{str(context['discriminator']).strip(chr(39))} must be one of {context['expected_tags']}"
+    text = detail["msg"].replace("Input should be", "must be")
+    shown = repr(_value_at(data, keys))
+    return f"{dotted}: {text}, not {shown if len(shown) <= 80 else shown[:80] + '…'}"
+
+
+def _suggestion(model_class: type[BaseModel], keys: KeyPath) -> str:
+    key = str(keys[-1])
+    siblings = [name for model in _models_at(model_class, keys[:-1]) for name in model.model_fields]
+    close = difflib.get_close_matches(key, siblings, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {'.'.join(map(str, (*keys[:-1], close[0])))!r}?"
+    elsewhere = next((path for path in _field_paths(model_class) if path[-1] == key), None)
+    if elsewhere is not None:
+        return f"; did you mean {'.'.join(elsewhere)!r}?"
+    return f"; expected one of: {', '.join(dict.fromkeys(siblings))}"
+
+
+def data_path(data: object, location: Sequence[str | int]) -> KeyPath:
+    """The parts of a pydantic error location that are keys of `data`: tags of unions are left out."""
+    kept: list[str | int] = []
+    for index, part in enumerate(location):
+        last = index == len(location) - 1
+        if isinstance(data, Mapping) and isinstance(part, str) and (part in data or last):
+            kept.append(part)
+            data = data.get(part)
+        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
+            kept.append(part)
+            data = data[part]
+    return tuple(kept)
+
+
+def _value_at(data: Any, keys: KeyPath) -> object:
+    for part in keys:
+        data = data[part]
+    return data
+
+
+def _line(root: yaml.Node | None, keys: KeyPath) -> int | None:
+    """Line (from 1) of the deepest part of `keys` that the file has."""
+    node, line = root, None
+    for part in keys:
+        if isinstance(node, yaml.MappingNode):
+            pair = next(((key, value) for key, value in node.value if key.value == part), None)
+            if pair is None:
+                break
+            line, node = pair[0].start_mark.line + 1, pair[1]
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+            node = node.value[part]
+            line = node.start_mark.line + 1
+    return line
+
+
+def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _models_in(argument)
+
+
+def _models_at(model_class: type[BaseModel], keys: KeyPath) -> list[type[BaseModel]]:
+    found: list[type[BaseModel]] = [model_class]
+    for part in keys:
+        fields = [model.model_fields[part] for model in found if isinstance(part, str) and part in model.model_fields]
+        if fields:
+            found = [model for field in fields for model in _models_in(field.annotation)]
+    return found
+
+
+def _field_paths(model_class: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, field in model_class.model_fields.items():
+        yield (*above, name)
+        for model in _models_in(field.annotation):
+            if len(above) < 8:
+                yield from _field_paths(model, (*above, name))
+
+
+def _kind(data: Any) -> str:
+    return "nothing" if data is None else f"a {type(data).__name__}"

@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pydantic import ValidationError
+
+from router.config import ConfigError, ListenConfig, RouterConfig, RoutingConfig, Section, UpstreamConfig, load_yaml
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MODELS = """\
+models:
+  - {name: small, workers: ["http://a:1"]}
+  - {name: large, workers: ["http://b:1/", "https://c"]}
+"""
+
+
+def load(tmp_path: Path, text: str, model: Any = RouterConfig) -> Any:
+    path = tmp_path / "router.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load_yaml(path, model)
+
+
+def told(tmp_path: Path, text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, text)
+    message = str(caught.value)
+    assert message.startswith(str(tmp_path / "router.yaml"))
+    assert "\n" not in message
+    return message.removeprefix(str(tmp_path / "router.yaml"))
+
+
+def test_defaults(tmp_path: Path) -> None:
+    config = load(tmp_path, MODELS)
+    assert config.listen == ListenConfig(host="127.0.0.1", port=8000)
+    assert config.routing == RoutingConfig()
+    assert (config.routing.tau, config.routing.sigma, config.routing.ladder) == (0.3, 0.1, None)
+    assert config.limits.body_bytes == 8 * 1024 * 1024
+    assert config.upstream == UpstreamConfig(
+        connect_s=5, first_byte_s=300, between_bytes_s=120, total_s=1800, attempts=2
+    )
+    assert config.model_names == ("small", "large")
+    assert config.models[1].workers == ("http://b:1", "https://c")
+
+
+def test_sizes_may_have_units_and_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    text = f"{MODELS}limits: {{body_bytes: 1 MiB}}\nrouting: {{scorer: {{kind: recorded, path: sub/scores.jsonl}}}}\n"
+    config = load(tmp_path, text)
+    assert config.limits.body_bytes == 1024 * 1024
+    assert config.routing.scorer.path == tmp_path / "sub" / "scores.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (f"{MODELS}routing:\n  taau: 0.1\n", ":5: unknown key 'routing.taau'; did you mean 'routing.tau'?"),
+        (f"{MODELS}upstrem: {{}}\n", ":4: unknown key 'upstrem'; did you mean 'upstream'?"),
+        (f"{MODELS}tau: 0.1\n", ":4: unknown key 'tau'; did you mean 'routing.tau'?"),
+        (
+            f"{MODELS}routing: {{zzz: 1}}\n",
+            ":4: unknown key 'routing.zzz'; expected one of: ladder, tau, sigma, scorer",
+        ),
+        (
+            "models:\n  - name: small\n    worker: ['http://a']\n",
+            ":3: unknown key 'models.0.worker'; did you mean 'models.0.workers'? (and 1 more)",
+        ),
+        (
+            f"{MODELS}routing:\n  scorer:\n    kind: recorded\n    path: a\n    paths: b\n",
+            ":8: unknown key 'routing.scorer.paths'; did you mean 'routing.scorer.path'?",
+        ),
+        (f"{MODELS}routing: {{scorer: {{kind: recorded}}}}\n", ":4: the key 'routing.scorer.path' is missing"),
+        (
+            f"{MODELS}routing: {{scorer: {{kind: learned}}}}\n",
+            ":4: routing.scorer.kind must be one of 'heuristic', 'recorded'",
+        ),
+        ("listen: {}\n", ": the key 'models' is missing"),
+        (f"{MODELS}listen: {{port: '80'}}\n", ":4: listen.port: must be a valid integer, not '80'"),
+        (
+            f"{MODELS}limits: {{body_bytes: 8MB}}\n",
+            ":4: limits.body_bytes: not a size: '8MB'; write bytes, or a number with B, KiB, MiB or GiB",
+        ),
+        (
+            f"{MODELS}routing: {{ladder: [small]}}\n",
+            ":4: routing: ladder takes exactly two models for now, weakest first; it has 1",
+        ),
+        (f"{MODELS}routing: {{ladder: [small, small]}}\n", ":4: routing: ladder names 'small' twice"),
+        (
+            f"{MODELS}routing: {{ladder: [small, huge]}}\n",
+            ": routing.ladder names 'huge', which is not in models (small, large)",
+        ),
+        (f"{MODELS}  - {{name: small, workers: ['http://d']}}\n", ": models has the name 'small' twice"),
+        (
+            "models: [{name: auto, workers: ['http://a']}]\n",
+            ":1: models.0.name: the name 'auto' is reserved for the routed model",
+        ),
+        ("models: [{name: m, workers: ['ftp://a']}]\n", ":1: models.0.workers.0: not an http(s) URL: 'ftp://a'"),
+        (
+            "models: [{name: m, workers: ['http://a', 'http://a/']}]\n",
+            ":1: models.0: model 'm' lists the worker http://a twice",
+        ),
+        (
+            "models: [{name: m, workers: ['http://a/v1']}]\n",
+            ":1: models.0.workers.0: a worker URL has no path, write it without /v1: 'http://a/v1'",
+        ),
+        (
+            f"{MODELS}listen: !!python/name:os.a {{}}\n",
+            ":4: not valid YAML: could not determine a constructor for the tag 'tag:yaml.org,2002:python/name:os.a'",
+        ),
+        (f"{MODELS}? [a, b]\n: 1\n", ":4: not valid YAML: found unhashable key"),
+        (f"{MODELS}? {{a: b}}\n: 1\n", ":4: not valid YAML: found unhashable key"),
+        (f"a: {'[' * 3000}{']' * 3000}\n", ": is nested too deep"),
+        ("a: !!int x\n", ": not valid YAML: invalid literal for int() with base 10: 'x'"),
+        ("a: &a [*a]\n", ": has more than 100000 nodes, aliases written out"),
+        (
+            "a: &a [1,1,1,1,1,1,1,1,1,1]\n"
+            + "".join(f"{n}: &{n} [{f'*{a},' * 10}]\n" for a, n in pairwise("abcdefghi")),
+            ": has more than 100000 nodes, aliases written out",
+        ),
+        (f"a: {'x' * 2**20}\n", ": is larger than 1048576 bytes"),
+        (MODELS + MODELS, ":4: the key 'models' is there twice"),
+        ("models: [\n", ":2: not valid YAML: expected the node content, but found '<stream end>'"),
+        ("", ": expected a mapping of keys at the top, found nothing"),
+        ("- a\n", ": expected a mapping of keys at the top, found a list"),
+    ],
+)
+def test_fault_is_one_line_with_place_and_remedy(tmp_path: Path, text: str, message: str) -> None:
+    assert told(tmp_path, text) == message
+
+
+@pytest.mark.parametrize(
+    ("fault", "key"),
+    [
+        (f"{MODELS}routing: {{sigma: -1}}", "routing.sigma"),
+        (f"{MODELS}routing: {{tau: .nan}}", "routing.tau"),
+        (f"{MODELS}listen: {{host: ''}}", "listen.host"),
+        (f"{MODELS}limits: {{client_write_s: 0}}", "limits.client_write_s"),
+        ("models: [{name: m, workers: ['']}]", "models.0.workers.0"),
+        ("models: [{name: m, workers: ['http://:80']}]", "models.0.workers.0"),
+        (f"{MODELS}upstream: {{attempts: 0}}", "upstream.attempts"),
+        (f"{MODELS}health: {{interval_s: 0}}", "health.interval_s"),
+        ("models: []", "models"),
+        ("models: [{name: m, workers: []}]", "models.0.workers"),
+        ("models: [{name: m, workers: ['http://a'], capability: 2}]", "models.0.capability"),
+    ],
+)
+def test_values_out_of_range_are_refused(tmp_path: Path, fault: str, key: str) -> None:
+    assert f" {key}: " in told(tmp_path, fault)
+
+
+def test_scorer_without_settings_may_be_given_by_its_name(tmp_path: Path) -> None:
+    config = load(tmp_path, f"{MODELS}routing: {{scorer: heuristic}}\n")
+    assert config.routing == RoutingConfig()
+    assert "routing.scorer" in told(tmp_path, f"{MODELS}routing: {{scorer: learned}}\n")
+
+
+def test_few_aliases_are_welcome(tmp_path: Path) -> None:
+    config = load(tmp_path, "models: [{name: a, workers: &w ['http://a']}, {name: b, workers: *w}]\n")
+    assert config.models[0].workers == config.models[1].workers
+
+
+def test_credentials_in_a_worker_url_are_refused_and_not_repeated(tmp_path: Path) -> None:
+    message = told(tmp_path, "models:\n  - name: m\n    workers: ['http://user:hunter2@a']\n")
+    assert "must not carry credentials" in message
+    assert "hunter2" not in message
+
+
+def test_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read: No such file"):
+        load_yaml(tmp_path / "none.yaml", RouterConfig)
+    (tmp_path / "latin.yaml").write_bytes(b"a: \xff")
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        load_yaml(tmp_path / "latin.yaml", RouterConfig)
+
+
+def test_other_models_embed_the_sections(tmp_path: Path) -> None:
+    class Stack(Section):
+        router: RoutingConfig
+        listen: ListenConfig = ListenConfig()
+
+    assert load(tmp_path, "router: {tau: 0.2}\n", Stack).router.tau == 0.2
+    with pytest.raises(ConfigError, match=r"unknown key 'router\.sigm'; did you mean 'router\.sigma'\?"):
+        load(tmp_path, "router: {sigm: 0.2}\n", Stack)
+
+
+def test_configuration_is_frozen(tmp_path: Path) -> None:
+    config = load(tmp_path, MODELS)
+    with pytest.raises(ValidationError):
+        config.listen.port = 1

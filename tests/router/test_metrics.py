@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from router.metrics import TTFT_BUCKETS, RouterMetrics
+from router.policy import decide_explicit
+from router.record import RequestRecord
+
+
+def test_ttft_buckets_are_fine_where_answers_are_and_reach_two_minutes() -> None:
+    assert list(TTFT_BUCKETS) == sorted(set(TTFT_BUCKETS))
+    fine = [(low, high) for low, high in pairwise(TTFT_BUCKETS) if 0.05 <= low < 2]
+    assert all(high / low <= 1.10 for low, high in fine)
+    assert fine[0][0] == 0.05
+    assert TTFT_BUCKETS[0] <= 0.01
+    assert TTFT_BUCKETS[-1] >= 120
+
+
+def quantile(registry: CollectorRegistry, q: float) -> float:
+    """PromQL's histogram_quantile."""
+    name, labels = "crossfill_ttft_seconds", {"model": "m", "reuse": "none"}
+    count = registry.get_sample_value(f"{name}_count", labels) or 0
+    low_s, below = 0.0, 0.0
+    for bound_s in TTFT_BUCKETS:
+        upto = registry.get_sample_value(f"{name}_bucket", {**labels, "le": str(float(bound_s))}) or 0
+        if upto >= q * count:
+            return low_s + (bound_s - low_s) * (q * count - below) / (upto - below)
+        low_s, below = bound_s, upto
+    raise AssertionError("beyond the last bucket")
+
+
+@pytest.mark.parametrize("slow_ms", [320, 356, 700])
+def test_a_tenth_in_the_median_is_visible(slow_ms: int) -> None:
+    medians = []
+    for centre_s in (slow_ms / 1000, slow_ms / 1000 / 1.11):
+        registry, chance = CollectorRegistry(), random.Random(7)
+        metrics = RouterMetrics(registry)
+        record = RequestRecord("r", 0.0, decision=decide_explicit("r", "m", tau=0.3, sigma=0.1))
+        samples = [chance.lognormvariate(0, 0.15) * centre_s for _ in range(1000)]
+        for sample in samples:
+            metrics.observe_first_token(record, sample)
+        medians.append(quantile(registry, 0.5))
+        assert medians[-1] == pytest.approx(median(samples), rel=0.03)
+    assert 1.08 <= medians[0] / medians[1] <= 1.14
+
+
+async def test_unmatched_paths_are_one_series(duo: Any) -> None:
+    for number in range(300):
+        await duo.client.get(f"/random/{number}")
+    assert duo.metric("crossfill_http_requests_total", route="other", status="404") == 300
+    text = (await duo.client.get("/metrics")).text
+    assert "/random/" not in text
+
+
+async def test_unknown_models_never_become_labels(duo: Any) -> None:
+    for number in range(20):
+        await duo.chat(model=f"model-{number}")
+        await duo.client.get(f"/v1/models/model-{number}")
+    text = (await duo.client.get("/metrics")).text
+    assert "model-1" not in text
+    assert duo.metric("crossfill_requests_total", model="none", outcome="client_error") == 20
+    assert duo.metric("crossfill_http_requests_total", route="/v1/models/{name:path}", status="404") == 20
+
+
+async def test_one_good_stream_is_counted_once_everywhere(duo: Any) -> None:
+    await duo.chat("hi", model="auto", stream=True)
+    assert duo.metric("crossfill_requests_total", model="small", outcome="ok") == 1
+    assert duo.metric("crossfill_decisions_total", model="small", reason="threshold_small") == 1
+    assert duo.metric("crossfill_ttft_seconds_count", model="small", reuse="none") == 1
+    assert duo.metric("crossfill_request_duration_seconds_count", model="small") == 1
+    assert duo.metric("crossfill_http_requests_total", route="/v1/chat/completions", status="200") == 1
+    assert duo.metric("crossfill_worker_up", model="small", worker="small/0") == 1
+    assert duo.metric("crossfill_in_flight_requests", model="small", worker="small/0") == 0
+
+
+async def test_whole_answers_have_no_ttft(duo: Any) -> None:
+    await duo.chat()
+    assert duo.metric("crossfill_ttft_seconds_count", model="small", reuse="none") == 0
+    assert duo.metric("crossfill_request_duration_seconds_count", model="small") == 1

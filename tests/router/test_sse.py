@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.sse import EventMeter
+
+STREAM = (
+    b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n'
+    b": comment\n\n"
+    b'data: {"choices":[{"delta":{"content":"\xf0\x9f\x98\x80"}}]}\r\n\r\n'
+    b"event: other\rdata: x\r\r"
+    b"data: [DONE]\n\n"
+)
+
+
+@given(st.lists(st.integers(0, len(STREAM)), max_size=20))
+def test_bytes_and_meaning_do_not_depend_on_where_reads_fall(cuts: list[int]) -> None:
+    meter = EventMeter()
+    bounds = sorted({0, *cuts, len(STREAM)})
+    passed = b"".join(meter.feed(STREAM[start:end]) for start, end in pairwise(bounds)) + meter.finish()
+    assert passed == STREAM
+    assert (meter.has_content, meter.is_done, meter.has_error) == (True, True, False)
+
+
+@given(st.binary(max_size=300), st.integers(1, 20))
+def test_any_bytes_pass_in_order_without_a_crash(data: bytes, size: int) -> None:
+    meter = EventMeter()
+    passed = b"".join(meter.feed(data[start : start + size]) for start in range(0, len(data), size)) + meter.finish()
+    assert data.startswith(passed)
+
+
+@pytest.mark.parametrize(
+    ("event", "expected"),
+    [
+        (b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}', False),
+        (b'data: {"choices":[{"delta":{"content":null}}]}', False),
+        (b'data: {"choices":[],"usage":{}}', False),
+        (b"data: [DONE]", False),
+        (b": content", False),
+        (b"data: not json", False),
+        (b"data: 5", False),
+        (b'data: {"choices":{"a":1}}', False),
+        (b'data: {"choices":[{"delta":{"content":"x"}}]}', True),
+        (b'data:{"choices":[{"delta":{"reasoning_content":"x"}}]}', True),
+        (b'data: {"choices":[{"delta":{}},{"delta":{"tool_calls":[{"index":0}]}}]}', True),
+        (b'event: message\nid: 7\ndata: {"choices":\ndata: [{"delta":{"content":"x"}}]}', True),
+    ],
+)
+def test_first_content(event: bytes, expected: bool) -> None:
+    meter = EventMeter()
+    meter.feed(event + b"\n\n")
+    assert meter.has_content is expected
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b'{"error":{"message":"m"}}', True),
+        (b'{"object":"error","message":"m"}', True),
+        (b'{"error":"m"}', True),
+        (b'{"error":null,"choices":[]}', False),
+        (b'{"choices":[{"delta":{"content":"an \\"error\\" and [DONE]"}}]}', False),
+    ],
+)
+def test_errors_are_told_from_text_about_errors(data: bytes, expected: bool) -> None:
+    meter = EventMeter()
+    meter.feed(b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n' + b"data: " + data + b"\n\n")
+    assert meter.has_error is expected
+    assert not meter.is_done
+
+
+def test_byte_order_mark_before_the_first_event_passes_and_hides_nothing() -> None:
+    event = b'\xef\xbb\xbfdata: {"choices":[{"delta":{"content":"x"}}]}\n\n'
+    meter = EventMeter()
+    assert meter.feed(event) == event
+    assert meter.has_content
+    later = EventMeter()
+    later.feed(b": comment\n\n" + event)
+    assert not later.has_content
+
+
+def test_huge_event_is_passed_on_in_parts() -> None:
+    meter = EventMeter()
+    head = b"data: " + b"x" * 2**21
+    assert meter.feed(head) == head
+    assert meter.is_inside_event
+    assert meter.feed(b"yy\n\ndata: [DONE]\n\n") == b"yy\n\ndata: [DONE]\n\n"
+    assert not meter.is_inside_event
+    assert meter.is_done
