@@ -1,0 +1,1 @@
+"""The `crossfill` program: assembles workers and router on one machine."""

@@ -1,0 +1,5 @@
+"""`python -m crossfill`."""
+
+from crossfill.cli import main
+
+main()

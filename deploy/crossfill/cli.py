@@ -1,0 +1,165 @@
+"""The `crossfill` program. Commands import what they need when they run, so that help and completion answer at once."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from crossfill import bench_cli, models_cli
+
+app = typer.Typer(
+    name="crossfill",
+    help="A multi-LLM router on SGLang: one OpenAI-compatible endpoint, several models.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(models_cli.app, name="models", help="Make and judge the demo's models.")
+app.add_typer(bench_cli.app, name="bench", help="Measure on this machine.")
+
+DEFAULT_MODELS_ROOT = Path("var/models")
+_WORKER_GRACE_S = 45.0
+
+
+def main() -> None:
+    """Run the program; an error that the operator can act on is one line on stderr and status 1."""
+    from crossfill.errors import CrossfillError
+    from engines.errors import EngineError
+    from engines.fake_worker import ScriptError
+    from router.errors import ConfigError
+
+    try:
+        app()
+    except (CrossfillError, EngineError, ScriptError, ConfigError) as error:
+        typer.echo(f"crossfill: {error}", err=True)
+        raise SystemExit(1) from None
+
+
+@app.command()
+def up(
+    config: Annotated[Path, typer.Argument(help="The stack's YAML file.")] = Path("deploy/demo.yaml"),
+    state_dir: Annotated[Path, typer.Option(help="Where logs and run files go.")] = Path("var"),
+    models_root: Annotated[Path, typer.Option(help="Where models are made.")] = DEFAULT_MODELS_ROOT,
+) -> None:
+    """Start workers and router from one file; Ctrl-C stops everything."""
+    from crossfill.config import StackConfig
+    from crossfill.up import up as run
+    from router.config import load_yaml
+
+    stack = load_yaml(config, StackConfig)
+    raise typer.Exit(run(stack, state_dir=state_dir, models_root=models_root, console=Console()))
+
+
+@app.command()
+def serve(config: Annotated[Path, typer.Argument(help="The router's YAML file; workers run elsewhere.")]) -> None:
+    """Run only the router."""
+    from router.config import RouterConfig, load_yaml
+    from router.serve import run
+
+    run(load_yaml(config, RouterConfig))
+
+
+@app.command(context_settings={"allow_extra_args": True})
+def worker(
+    context: typer.Context,
+    model: Annotated[str, typer.Option(help="A name of `crossfill models list`, a folder, or a Hugging Face id.")],
+    name: Annotated[str | None, typer.Option(help="Name that the API shows; the folder's name by default.")] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535)] = 31000,
+    host: Annotated[str, typer.Option()] = "127.0.0.1",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    dtype: Annotated[str | None, typer.Option(help="float32 on a CPU, the model's own on CUDA by default.")] = None,
+    max_total_tokens: Annotated[
+        int | None, typer.Option(min=256, help="Size of the KV pool; 16384 on a CPU by default.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="OpenMP threads of each process.")] = 1,
+    models_root: Annotated[Path, typer.Option(help="Where models are made.")] = DEFAULT_MODELS_ROOT,
+) -> None:
+    """Run one SGLang worker with safe defaults; options after `--` go to SGLang as they are."""
+    from pydantic import ValidationError
+
+    from crossfill.child import ChildSpec
+    from crossfill.foreground import run_worker
+    from crossfill.plan import reachable
+    from crossfill.up import prepare_sources
+    from engines import launch
+    from engines.config import WorkerConfig
+    from engines.errors import WorkerConfigError
+
+    settings = {
+        "model_path": str(prepare_sources([model], models_root)[model]),
+        "name": name or Path(model).resolve().name,
+        "host": host,
+        "port": port,
+        "device": device,
+        "dtype": dtype,
+        "max_total_tokens": max_total_tokens,
+        "threads": threads,
+        "extra_args": tuple(context.args),
+    }
+    try:
+        config = WorkerConfig.model_validate(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise WorkerConfigError(f"--{first['loc'][0]}: {first['msg']}".replace("_", "-")) from error
+    spec = ChildSpec(
+        name=config.name,
+        command=tuple(launch.command(config)),
+        environment=launch.environment(config),
+        url=f"http://{reachable(host)}:{port}",
+        model=config.name,
+        log=None,
+    )
+    raise typer.Exit(run_worker(spec, grace_s=_WORKER_GRACE_S, console=Console()))
+
+
+@app.command("fake-worker")
+def fake_worker(
+    script: Annotated[Path | None, typer.Argument(help="YAML script of latencies, chunks and faults.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 31000,
+    host: Annotated[str, typer.Option()] = "127.0.0.1",
+) -> None:
+    """Run a scripted stand-in for a worker: no model, no torch."""
+    import logging
+
+    from engines.fake_worker import Script, load_script, run
+
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    run(load_script(script) if script else Script(), host, port)
+
+
+@app.command()
+def doctor() -> None:
+    """Check that this installation can run a worker."""
+    from engines import compat, platform, torchvision_stub
+
+    # As in a CPU worker; where torch has CUDA, the stub does nothing and SGLang finds its own platform.
+    torchvision_stub.install()
+    if not _torch_has_cuda():
+        os.environ["SGLANG_PLATFORM"] = platform.NAME
+    compat.check()
+    typer.echo(f"SGLang {compat.SGLANG_VERSION} with every extension point that Crossfill uses: ok")
+
+
+def _torch_has_cuda() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"crossfill {version('crossfill')}")
+        raise typer.Exit
+
+
+@app.callback()
+def program(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """A multi-LLM router on SGLang: one OpenAI-compatible endpoint, several models."""

@@ -1,0 +1,110 @@
+"""The one file of `crossfill up`: models, the workers to start for each, and the router's settings."""
+
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
+
+from engines.config import WorkerConfig, WorkerSettings
+from router.config import (
+    HealthConfig,
+    LimitsConfig,
+    ListenConfig,
+    ModelConfig,
+    ModelName,
+    Port,
+    RouterConfig,
+    RoutingConfig,
+    Seconds,
+    Section,
+    UpstreamConfig,
+    WorkerUrl,
+)
+
+
+def _no_foreign_options(settings: WorkerSettings) -> WorkerSettings:
+    if foreign := settings.foreign_options():
+        raise ValueError(f"extra_args may not set {', '.join(foreign)}: Crossfill sets it itself")
+    return settings
+
+
+Worker = Annotated[WorkerSettings, AfterValidator(_no_foreign_options)]
+
+
+class StackModel(Section):
+    """One model: started here (`source`, `replicas`) or already served elsewhere (`urls`).
+
+    `source` is a name that `crossfill models list` shows, a folder, or a Hugging Face id.
+    """
+
+    name: ModelName
+    source: str | None = Field(default=None, min_length=1)
+    replicas: int = Field(default=1, ge=1, le=64)
+    urls: tuple[WorkerUrl, ...] = ()
+    capability: float | None = Field(default=None, ge=0, le=1)
+    worker: Worker = WorkerSettings()
+
+    @model_validator(mode="after")
+    def _started_or_elsewhere(self) -> Self:
+        if self.source is None and not self.urls:
+            raise ValueError(f"model {self.name!r} needs source (to be started here) or urls (served elsewhere)")
+        if self.source is not None and self.urls:
+            raise ValueError(
+                f"model {self.name!r} has both source (started here) and urls (served elsewhere); keep one"
+            )
+        if self.urls and (self.replicas > 1 or self.worker != WorkerSettings()):
+            raise ValueError(f"model {self.name!r} is served elsewhere (urls): replicas and worker are for source")
+        return self
+
+
+class SupervisorConfig(Section):
+    """How processes are started and stopped, in seconds."""
+
+    # Ten times what a worker took on two cores: a first start also reads the weights from a cold disk.
+    start_timeout_s: Seconds = 600.0
+    # Longer than the router gives its streams to finish.
+    stop_grace_s: Seconds = 45.0
+    restart_backoff_max_s: Seconds = 60.0
+
+
+class StackConfig(Section):
+    """All that `crossfill up` needs to know.
+
+    Ports of workers count up from `first_worker_port`; taken ones are skipped.
+    """
+
+    models: tuple[StackModel, ...] = Field(min_length=1)
+    listen: ListenConfig = ListenConfig()
+    routing: RoutingConfig = RoutingConfig()
+    limits: LimitsConfig = LimitsConfig()
+    upstream: UpstreamConfig = UpstreamConfig()
+    health: HealthConfig = HealthConfig()
+    worker: Worker = WorkerSettings()
+    supervisor: SupervisorConfig = SupervisorConfig()
+    first_worker_port: Port = 31000
+
+    @model_validator(mode="after")
+    def _names_fit(self, info: ValidationInfo) -> Self:
+        # The router's own checks (names unique, ladder known), with stand-in addresses for the workers to be started.
+        self.router_config({model.name: [f"http://127.0.0.1:{n + 1}"] for n, model in enumerate(self.models)})
+        return self
+
+    def router_config(self, started: dict[str, list[str]]) -> RouterConfig:
+        """The router's configuration, given the addresses of the workers started here, by model."""
+        return RouterConfig(
+            models=tuple(
+                ModelConfig(name=m.name, workers=m.urls or tuple(started[m.name]), capability=m.capability)
+                for m in self.models
+            ),
+            listen=self.listen,
+            routing=self.routing,
+            limits=self.limits,
+            upstream=self.upstream,
+            health=self.health,
+        )
+
+    def worker_config(self, model: StackModel, path: Path | str, port: int) -> WorkerConfig:
+        """Settings of one worker: the shared ones, overridden by what the model's own section names."""
+        own = model.worker.model_dump(exclude_unset=True)
+        shared = self.worker.model_dump()
+        return WorkerConfig(**{**shared, **own}, model_path=str(path), name=model.name, port=port)

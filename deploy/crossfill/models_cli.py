@@ -1,0 +1,213 @@
+"""`crossfill models`: list and make the models that Crossfill can make here, and measure what dropping layers costs."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from engines.models.errors import ModelError
+from engines.models.prepare import DEFAULT_ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+    from engines.models.loading import LoadedModel
+
+# Everything heavy is imported inside the commands: `crossfill --help` is quick, and works without torch.
+app = typer.Typer(help="Models that Crossfill can make on this machine.", no_args_is_help=True)
+
+Root = Annotated[Path, typer.Option("--root", help="Folder of prepared models.", file_okay=False)]
+Target = Annotated[str, typer.Argument(metavar="NAME_OR_PATH", help="A model of the list, or the folder of one.")]
+_DEFAULT_MODEL = "smollm2-135m-instruct"
+_SUMMARY_COLUMNS = 115
+
+
+class _Bars:
+    """Draws each stage of a build or measurement as one rich progress bar."""
+
+    def __init__(self, bars: RichProgress) -> None:
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, stage: str, done: int, total: int | None) -> None:
+        if stage not in self._tasks:
+            # A stage of unknown length ends when the next begins.
+            self.finish()
+            self._tasks[stage] = self._bars.add_task(stage, total=total)
+        self._bars.update(self._tasks[stage], completed=done, total=total)
+
+    def finish(self) -> None:
+        """Fill the bars of stages whose length nobody knew."""
+        for task in self._tasks.values():
+            if self._bars.tasks[task].total is None:
+                self._bars.update(task, total=1, completed=1)
+
+
+@contextmanager
+def _bars() -> Iterator[_Bars]:
+    """Progress on standard error, so that a table can be redirected."""
+    from rich import progress as parts
+    from rich.console import Console
+
+    columns = (
+        parts.TextColumn("{task.description}"),
+        parts.BarColumn(),
+        parts.TaskProgressColumn(),
+        parts.TimeElapsedColumn(),
+        parts.TimeRemainingColumn(),
+    )
+    with parts.Progress(*columns, console=Console(stderr=True)) as bars:
+        drawn = _Bars(bars)
+        yield drawn
+        drawn.finish()
+
+
+@contextmanager
+def _one_line_errors() -> Iterator[None]:
+    try:
+        yield
+    except ModelError as error:
+        typer.secho(f"crossfill: {error}", fg=typer.colors.RED, err=True)
+        raise typer.Exit(1) from error
+
+
+@app.command("list")
+def list_models(root: Root = DEFAULT_ROOT) -> None:
+    """List the models, and which of them are here."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from engines.models.catalogue import CATALOGUE
+
+    console, table = Console(), Table(box=None)
+    table.add_column("name", no_wrap=True)
+    for column in ("parameters", "layers", "size"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("prepared", no_wrap=True)
+    table.add_column("licence", no_wrap=True)
+    # The one column that a narrow terminal can spare.
+    with_summary = console.width >= _SUMMARY_COLUMNS
+    if with_summary:
+        table.add_column("what")
+    for entry in CATALOGUE.values():
+        numbers = (f"{entry.parameters / 1e6:.1f} M", str(entry.layers), f"{entry.size_bytes / 1e6:.0f} MB")
+        summary = (entry.summary,) if with_summary else ()
+        table.add_row(entry.name, *numbers, _state(entry.name, root), entry.license, *summary)
+    console.print(table)
+
+
+def _state(name: str, root: Path) -> str:
+    from engines.models.prepare import check_prepared
+
+    if not (root / name).exists():
+        return "no"
+    try:
+        check_prepared(name, root)
+    except ModelError:
+        return "damaged"
+    return "yes"
+
+
+@app.command("prepare")
+def prepare_models(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Models of the list.")] = None,
+    demo: Annotated[bool, typer.Option("--demo", help="The two models of the demo.")] = False,
+    root: Root = DEFAULT_ROOT,
+    verify: Annotated[bool, typer.Option("--verify", help="Hash every file of a model that is here again.")] = False,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Build anew and replace a model that is here.")] = False,
+) -> None:
+    """Make models: download or compute, convert, check the digests. Does nothing for those that are here."""
+    from engines.models.catalogue import DEMO, entry_of
+    from engines.models.prepare import prepare
+
+    wanted = [*(DEMO if demo else ()), *(names or ())]
+    if not wanted:
+        raise typer.BadParameter("say which models, or --demo", param_hint="NAME")
+    with _one_line_errors():
+        # A typing error in the last name should not show after the first model's download.
+        for name in wanted:
+            entry_of(name)
+        with _bars() as progress:
+            folders = [prepare(name, root, verify=verify, rebuild=rebuild, progress=progress) for name in wanted]
+    for folder in folders:
+        typer.echo(folder)
+
+
+@app.command()
+def influence(
+    model: Target = _DEFAULT_MODEL,
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of calibration prose.")] = 2048,
+    root: Root = DEFAULT_ROOT,
+) -> None:
+    """Show each layer's block influence: how much it changes the hidden state."""
+    from engines.models import report, texts
+    from engines.models.influence import block_influence
+    from engines.models.perplexity import encode
+
+    with _one_line_errors(), _bars() as progress:
+        loaded = _load(model, root, progress)
+        ids = encode(loaded, texts.prose(texts.Part.CALIBRATION), tokens)
+        values = block_influence(loaded, ids, progress=progress)
+    for line in report.influence_lines(values):
+        typer.echo(line)
+
+
+@app.command()
+def perplexity(
+    model: Target = _DEFAULT_MODEL,
+    drop: Annotated[str, typer.Option(help="Layers to leave out, numbered from 0, for example 3,7.")] = "",
+    tokens: Annotated[int, typer.Option(min=2, help="Tokens of held-out prose.")] = 2048,
+    root: Root = DEFAULT_ROOT,
+) -> None:
+    """Perplexity on held-out prose and on held-out answers in chat format."""
+    from engines.models import perplexity as measure
+    from engines.models import texts
+
+    layers = _layers(drop)
+    with _one_line_errors(), _bars() as progress:
+        loaded = _load(model, root, progress)
+        ids = measure.encode(loaded, texts.prose(texts.Part.HELDOUT), tokens)
+        with measure.without_layers(loaded, layers) as rest:
+            prose = measure.perplexity(rest, ids, progress=progress)
+            chat = measure.answer_perplexity(rest, texts.dialogues(texts.Part.HELDOUT, 8))
+    typer.echo(f"prose         {prose.value:10.2f}  ({prose.tokens} tokens)")
+    typer.echo(f"chat answers  {chat.value:10.2f}  ({chat.tokens} tokens)")
+
+
+@app.command("prune-table")
+def prune_table(model: Target = _DEFAULT_MODEL, root: Root = DEFAULT_ROOT) -> None:
+    """Measure which layers can be dropped, as Markdown on standard output (minutes; see deploy/models/README.md)."""
+    from engines.models import report
+    from engines.models.study import StudySize, study
+
+    size = StudySize()
+    with _one_line_errors(), _bars() as progress:
+        loaded = _load(model, root, progress)
+        result = study(loaded, size, progress=progress)
+    typer.echo(report.markdown(result, size), nl=False)
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} is not a list of layer numbers such as 3,7", param_hint="--drop") from error
+
+
+def _load(model: str, root: Path, progress: _Bars) -> LoadedModel:
+    from engines.models.catalogue import CATALOGUE, entry_of
+    from engines.models.loading import load
+    from engines.models.prepare import prepare
+
+    if model not in CATALOGUE and Path(model).is_dir():
+        folder = Path(model)
+    else:
+        folder = prepare(entry_of(model).name, root, progress=progress)
+    progress("loading the model", 0, None)
+    return load(folder)

@@ -1,0 +1,111 @@
+"""From the stack's configuration to the processes to run."""
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from crossfill.child import ChildSpec
+from crossfill.config import StackConfig, StackModel
+from crossfill.errors import StartError
+from crossfill.ports import Ports
+from engines import launch
+from engines.errors import WorkerConfigError
+from router.config import ListenConfig, RouterConfig
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Processes to run, and the router's configuration, which goes to `router_file` before the router starts."""
+
+    workers: tuple[ChildSpec, ...]
+    router: ChildSpec
+    router_config: RouterConfig
+    router_file: Path
+
+
+def make_plan(config: StackConfig, folders: Mapping[str, Path | str], state_dir: Path, ports: Ports) -> Plan:
+    """Choose ports and write down every command line.
+
+    Args:
+        config: the stack.
+        folders: where each `source` of the configuration lies (or the hub id it is).
+        state_dir: logs go to `state_dir/log`, the router's file to `state_dir/run`.
+        ports: where workers' ports come from.
+
+    Raises:
+        StartError: the router's port is taken, or a worker's settings cannot work.
+    """
+    listen = _settled(config.listen)
+    workers: list[ChildSpec] = []
+    started: dict[str, list[str]] = {}
+    for model in config.models:
+        if model.source is not None:
+            specs = [
+                _worker(config, model, folders[model.source], index, ports.take(), state_dir)
+                for index in range(model.replicas)
+            ]
+            workers += specs
+            started[model.name] = [spec.url for spec in specs]
+    router_config = config.router_config(started).model_copy(update={"listen": listen})
+    router_file = state_dir / "run" / "router.yaml"
+    router = ChildSpec(
+        name="router",
+        command=(sys.executable, "-m", "crossfill", "serve", str(router_file)),
+        environment=dict(os.environ),
+        url=f"http://{reachable(listen.host)}:{listen.port}",
+        health_path="/live",
+        log=state_dir / "log" / "router.log",
+    )
+    return Plan(tuple(workers), router, router_config, router_file)
+
+
+def write_router_file(plan: Plan) -> None:
+    """Write the router's configuration where its command line says."""
+    plan.router_file.parent.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(plan.router_config.model_dump(mode="json"), sort_keys=False)
+    plan.router_file.write_text(
+        f"# Written by `crossfill up`; edit the stack's file instead.\n{text}", encoding="utf-8"
+    )
+
+
+def _settled(listen: ListenConfig) -> ListenConfig:
+    """The router's address with a port that is free now; port 0 becomes one that the system chooses."""
+    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((listen.host, listen.port))
+        except OSError as error:
+            raise StartError(
+                f"cannot listen on {listen.host}:{listen.port} ({error.strerror}); set `listen`, or stop what uses it"
+            ) from error
+        return listen.model_copy(update={"port": probe.getsockname()[1]})
+
+
+def _worker(
+    config: StackConfig, model: StackModel, folder: Path | str, index: int, port: int, state_dir: Path
+) -> ChildSpec:
+    worker = config.worker_config(model, folder, port)
+    name = f"{model.name}/{index}"
+    try:
+        command = launch.command(worker)
+    except WorkerConfigError as error:
+        raise StartError(f"worker {name}: {error}") from error
+    return ChildSpec(
+        name=name,
+        command=tuple(command),
+        environment=launch.environment(worker),
+        url=f"http://{worker.host}:{port}",
+        model=worker.name,
+        log=state_dir / "log" / f"{name.replace('/', '-')}.log",
+    )
+
+
+def reachable(host: str) -> str:
+    """The host to use in a URL for something that listens on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104  # recognised, not bound
