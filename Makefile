@@ -24,7 +24,8 @@ $(READY): pyproject.toml deploy/setup.sh deploy/constraints-cpu.txt
 setup: $(READY)
 	@$(BIN)/crossfill models prepare --demo >/dev/null
 
-run: setup
+# `up` makes the models that its file names.
+run: $(READY)
 	@exec $(BIN)/crossfill up $(CONFIG)
 
 test: $(READY)

@@ -13,8 +13,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import BaseModel
-
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("router", "engines", "cache_store", "kernels/crossfill_kernels", "deploy/crossfill")
 MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
@@ -87,25 +85,12 @@ def _unknown_commands(page: Path) -> Iterator[str]:
 def _undocumented_keys() -> Iterator[str]:
     from crossfill.config import StackConfig
     from router.config import RouterConfig
+    from router.yaml_file import field_paths
 
     page = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
-    for key in sorted({key for model in (StackConfig, RouterConfig) for key in _keys(model)}):
+    for key in sorted({path[-1] for model in (StackConfig, RouterConfig) for path in field_paths(model)}):
         if f"`{key}`" not in page:
             yield f"docs/configuration.md does not have the key `{key}`"
-
-
-def _keys(model: type[BaseModel]) -> Iterator[str]:
-    for name, field in model.model_fields.items():
-        yield name
-        for part in _models_in(field.annotation):
-            yield from _keys(part)
-
-
-def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in getattr(annotation, "__args__", ()):
-        yield from _models_in(argument)
 
 
 def _too_long(path: Path) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """Configuration of the router: frozen models, validated once at start-up, every fault told in one readable line.
 
-The section classes (`ListenConfig`, `RoutingConfig`, `LimitsConfig`, `UpstreamConfig`, `HealthConfig`) stand alone so
-that a larger file can embed them. `load_yaml` reads any pydantic model from a YAML file and reports in the same way.
+The section classes (`ListenConfig`, `RoutingConfig`, `LimitsConfig`, `UpstreamConfig`, `HealthConfig`) are gathered in
+`RouterSections`, which a larger file can inherit. `load_yaml` reads any pydantic model from a YAML file and reports in
+the same way.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ __all__ = [
     "ModelConfig",
     "RecordedScorerConfig",
     "RouterConfig",
+    "RouterSections",
     "RoutingConfig",
     "Section",
     "UpstreamConfig",
@@ -215,15 +217,20 @@ class HealthConfig(Section):
     unhealthy_after: int = Field(default=3, ge=1)
 
 
-class RouterConfig(Section):
-    """All that a router process needs to know."""
+class RouterSections(Section):
+    """A router's settings apart from its models; a larger configuration inherits them."""
 
-    models: tuple[ModelConfig, ...] = Field(min_length=1)
     listen: ListenConfig = ListenConfig()
     routing: RoutingConfig = RoutingConfig()
     limits: LimitsConfig = LimitsConfig()
     upstream: UpstreamConfig = UpstreamConfig()
     health: HealthConfig = HealthConfig()
+
+
+class RouterConfig(RouterSections):
+    """All that a router process needs to know."""
+
+    models: tuple[ModelConfig, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _names_fit(self) -> Self:

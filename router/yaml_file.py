@@ -152,7 +152,7 @@ def _suggestion(model_class: type[BaseModel], keys: KeyPath) -> str:
     close = difflib.get_close_matches(key, siblings, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {'.'.join(map(str, (*keys[:-1], close[0])))!r}?"
-    elsewhere = next((path for path in _field_paths(model_class) if path[-1] == key), None)
+    elsewhere = next((path for path in field_paths(model_class) if path[-1] == key), None)
     if elsewhere is not None:
         return f"; did you mean {'.'.join(elsewhere)!r}?"
     return f"; expected one of: {', '.join(dict.fromkeys(siblings))}"
@@ -209,12 +209,13 @@ def _models_at(model_class: type[BaseModel], keys: KeyPath) -> list[type[BaseMod
     return found
 
 
-def _field_paths(model_class: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def field_paths(model_class: type[BaseModel], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of every field of `model_class` and of the models within it, to eight levels."""
     for name, field in model_class.model_fields.items():
         yield (*above, name)
         for model in _models_in(field.annotation):
             if len(above) < 8:
-                yield from _field_paths(model, (*above, name))
+                yield from field_paths(model, (*above, name))
 
 
 def _kind(data: Any) -> str:

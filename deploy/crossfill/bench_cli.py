@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from engines.models.prepare import DEFAULT_ROOT
+
 app = typer.Typer(no_args_is_help=True)
 
 
@@ -18,7 +20,7 @@ def worker(
     models: Annotated[
         list[str] | None, typer.Argument(help="Models of the catalogue; the demo pair by default.")
     ] = None,
-    models_root: Annotated[Path, typer.Option(help="Where models are made.")] = Path("var/models"),
+    models_root: Annotated[Path, typer.Option(help="Where models are made.")] = DEFAULT_ROOT,
     lengths: Annotated[str, typer.Option(help="Prompt lengths in tokens.")] = "256,1000,2000,4000",
     output: Annotated[Path | None, typer.Option(help="Also write the results as JSON.")] = None,
 ) -> None:

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from crossfill.child import Child, ChildSpec, State
+from crossfill.child import Child, State
 from crossfill.errors import BenchError
+from crossfill.plan import worker_spec
 from crossfill.up import prepare_sources
-from engines import launch
 from engines.config import WorkerConfig
 
 DEMO_PAIR = ("smollm2-135m-instruct", "smollm2-131m-pruned")
@@ -99,14 +99,7 @@ async def _bench(model: str, folder: str, lengths: Sequence[int], step: Callable
 
 @asynccontextmanager
 async def _started(config: WorkerConfig, session: aiohttp.ClientSession) -> AsyncIterator[Child]:
-    spec = ChildSpec(
-        name=config.name,
-        command=tuple(launch.command(config)),
-        environment=launch.environment(config),
-        url=f"http://{config.host}:{config.port}",
-        model=config.name,
-        log=Path("var/log") / f"bench-{config.name}.log",
-    )
+    spec = worker_spec(config, config.name, Path("var/log") / f"bench-{config.name}.log")
     child = Child(spec, lambda _: None, backoff_max_s=1, clock=time.monotonic)
     running = asyncio.create_task(child.run(session))
     try:

@@ -56,7 +56,7 @@ class Board:
     def ready(self, text: str) -> None:
         """End the table and print how to use the service."""
         self._end_table()
-        self._console.print(f"\n{escape(text)}\n", soft_wrap=True, highlight=False)
+        self._line(f"\n{escape(text)}\n")
 
     def stopping(self) -> None:
         """Say that the stop has begun."""

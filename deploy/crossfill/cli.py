@@ -8,10 +8,10 @@ import typer
 from rich.console import Console
 
 from crossfill import bench_cli, models_cli
+from engines.models.prepare import DEFAULT_ROOT
 
 app = typer.Typer(
     name="crossfill",
-    help="A multi-LLM router on SGLang: one OpenAI-compatible endpoint, several models.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -19,7 +19,6 @@ app = typer.Typer(
 app.add_typer(models_cli.app, name="models", help="Make and judge the demo's models.")
 app.add_typer(bench_cli.app, name="bench", help="Measure on this machine.")
 
-DEFAULT_MODELS_ROOT = Path("var/models")
 _WORKER_GRACE_S = 45.0
 
 
@@ -41,7 +40,7 @@ def main() -> None:
 def up(
     config: Annotated[Path, typer.Argument(help="The stack's YAML file.")] = Path("deploy/demo.yaml"),
     state_dir: Annotated[Path, typer.Option(help="Where logs and run files go.")] = Path("var"),
-    models_root: Annotated[Path, typer.Option(help="Where models are made.")] = DEFAULT_MODELS_ROOT,
+    models_root: Annotated[Path, typer.Option(help="Where models are made.")] = DEFAULT_ROOT,
 ) -> None:
     """Start workers and router from one file; Ctrl-C stops everything."""
     from crossfill.config import StackConfig
@@ -74,16 +73,14 @@ def worker(
         int | None, typer.Option(min=256, help="Size of the KV pool; 16384 on a CPU by default.")
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="OpenMP threads of each process.")] = 1,
-    models_root: Annotated[Path, typer.Option(help="Where models are made.")] = DEFAULT_MODELS_ROOT,
+    models_root: Annotated[Path, typer.Option(help="Where models are made.")] = DEFAULT_ROOT,
 ) -> None:
     """Run one SGLang worker with safe defaults; options after `--` go to SGLang as they are."""
     from pydantic import ValidationError
 
-    from crossfill.child import ChildSpec
     from crossfill.foreground import run_worker
-    from crossfill.plan import reachable
+    from crossfill.plan import worker_spec
     from crossfill.up import prepare_sources
-    from engines import launch
     from engines.config import WorkerConfig
     from engines.errors import WorkerConfigError
 
@@ -103,14 +100,7 @@ def worker(
     except ValidationError as error:
         first = error.errors()[0]
         raise WorkerConfigError(f"--{first['loc'][0]}: {first['msg']}".replace("_", "-")) from error
-    spec = ChildSpec(
-        name=config.name,
-        command=tuple(launch.command(config)),
-        environment=launch.environment(config),
-        url=f"http://{reachable(host)}:{port}",
-        model=config.name,
-        log=None,
-    )
+    spec = worker_spec(config, config.name, log=None)
     raise typer.Exit(run_worker(spec, grace_s=_WORKER_GRACE_S, console=Console()))
 
 

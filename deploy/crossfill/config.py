@@ -3,21 +3,17 @@
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from engines.config import WorkerConfig, WorkerSettings
 from router.config import (
-    HealthConfig,
-    LimitsConfig,
-    ListenConfig,
     ModelConfig,
     ModelName,
     Port,
     RouterConfig,
-    RoutingConfig,
+    RouterSections,
     Seconds,
     Section,
-    UpstreamConfig,
     WorkerUrl,
 )
 
@@ -67,24 +63,19 @@ class SupervisorConfig(Section):
     restart_backoff_max_s: Seconds = 60.0
 
 
-class StackConfig(Section):
+class StackConfig(RouterSections):
     """All that `crossfill up` needs to know.
 
     Ports of workers count up from `first_worker_port`; taken ones are skipped.
     """
 
     models: tuple[StackModel, ...] = Field(min_length=1)
-    listen: ListenConfig = ListenConfig()
-    routing: RoutingConfig = RoutingConfig()
-    limits: LimitsConfig = LimitsConfig()
-    upstream: UpstreamConfig = UpstreamConfig()
-    health: HealthConfig = HealthConfig()
     worker: Worker = WorkerSettings()
     supervisor: SupervisorConfig = SupervisorConfig()
     first_worker_port: Port = 31000
 
     @model_validator(mode="after")
-    def _names_fit(self, info: ValidationInfo) -> Self:
+    def _names_fit(self) -> Self:
         # The router's own checks (names unique, ladder known), with stand-in addresses for the workers to be started.
         self.router_config({model.name: [f"http://127.0.0.1:{n + 1}"] for n, model in enumerate(self.models)})
         return self
@@ -96,11 +87,7 @@ class StackConfig(Section):
                 ModelConfig(name=m.name, workers=m.urls or tuple(started[m.name]), capability=m.capability)
                 for m in self.models
             ),
-            listen=self.listen,
-            routing=self.routing,
-            limits=self.limits,
-            upstream=self.upstream,
-            health=self.health,
+            **{name: getattr(self, name) for name in RouterSections.model_fields},
         )
 
     def worker_config(self, model: StackModel, path: Path | str, port: int) -> WorkerConfig:

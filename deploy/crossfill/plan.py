@@ -14,6 +14,7 @@ from crossfill.config import StackConfig, StackModel
 from crossfill.errors import StartError
 from crossfill.ports import Ports
 from engines import launch
+from engines.config import WorkerConfig
 from engines.errors import WorkerConfigError
 from router.config import ListenConfig, RouterConfig
 
@@ -93,16 +94,24 @@ def _worker(
     worker = config.worker_config(model, folder, port)
     name = f"{model.name}/{index}"
     try:
-        command = launch.command(worker)
+        return worker_spec(worker, name, state_dir / "log" / f"{name.replace('/', '-')}.log")
     except WorkerConfigError as error:
         raise StartError(f"worker {name}: {error}") from error
+
+
+def worker_spec(worker: WorkerConfig, name: str, log: Path | None) -> ChildSpec:
+    """How to run one worker and know that it serves; `name` is what messages call it.
+
+    Raises:
+        WorkerConfigError: the settings cannot work.
+    """
     return ChildSpec(
         name=name,
-        command=tuple(command),
+        command=tuple(launch.command(worker)),
         environment=launch.environment(worker),
-        url=f"http://{worker.host}:{port}",
+        url=f"http://{reachable(worker.host)}:{worker.port}",
         model=worker.name,
-        log=state_dir / "log" / f"{name.replace('/', '-')}.log",
+        log=log,
     )
 
 

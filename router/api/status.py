@@ -33,15 +33,12 @@ def status_routes(services: Services) -> APIRouter:
 
 def readiness(services: Services) -> JsonObject:
     """`ready` if every worker is healthy, `degraded` if some are, `unavailable` if none is or the process stops."""
-    workers = services.pool.workers
-    healthy = sum(worker.state is WorkerState.HEALTHY for worker in workers)
-    status = "ready" if healthy == len(workers) else "degraded" if healthy else "unavailable"
     return {
-        "status": "unavailable" if services.lifecycle.is_draining else status,
+        "status": "unavailable" if services.lifecycle.is_draining else _status_of(services.pool.workers),
         "draining": services.lifecycle.is_draining,
         "models": {
             model: {
-                "status": _model_status(of_model),
+                "status": _status_of(of_model),
                 "workers": [
                     {"id": worker.id, "state": worker.state, "slow": worker.slow, "in_flight": worker.in_flight}
                     for worker in of_model
@@ -52,6 +49,6 @@ def readiness(services: Services) -> JsonObject:
     }
 
 
-def _model_status(workers: tuple[Worker, ...]) -> str:
+def _status_of(workers: tuple[Worker, ...]) -> str:
     healthy = sum(worker.state is WorkerState.HEALTHY for worker in workers)
     return "ready" if healthy == len(workers) else "degraded" if healthy else "unavailable"

@@ -45,6 +45,16 @@ async def start(config: dict[str, Any]) -> tuple[asyncio.subprocess.Process, str
     raise AssertionError("the router did not start")
 
 
+async def begin_stream(client: httpx.AsyncClient, worker: Any, text: str) -> asyncio.Task[httpx.Response]:
+    """A streamed request that has reached the worker."""
+    body = {"model": "m", "messages": [{"role": "user", "content": text}], "stream": True}
+    streaming = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+    async with asyncio.timeout(10):
+        while not worker.requests:  # noqa: ASYNC110 - what is waited for is another process, not an event
+            await asyncio.sleep(0.02)
+    return streaming
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_signal_lets_streams_finish_and_is_a_clean_exit(fake: Any, number: signal.Signals) -> None:
     worker = await fake(Reply(text="a b c d e", inter_token_s=0.2))
@@ -52,11 +62,7 @@ async def test_signal_lets_streams_finish_and_is_a_clean_exit(fake: Any, number:
     process, url = await start(config)
     async with httpx.AsyncClient(base_url=url, timeout=10) as client:
         await until_ready(client)
-        body = {"model": "m", "messages": [{"role": "user", "content": "private"}], "stream": True}
-        streaming = asyncio.create_task(client.post("/v1/chat/completions", json=body))
-        async with asyncio.timeout(10):
-            while not worker.requests:  # noqa: ASYNC110 - what is waited for is another process, not an event
-                await asyncio.sleep(0.02)
+        streaming = await begin_stream(client, worker, "private")
         process.send_signal(number)
         assert (await streaming).content.endswith(b"data: [DONE]\n\n")
     output, errors = await asyncio.wait_for(process.communicate(), 20)
@@ -73,11 +79,7 @@ async def test_open_connection_is_told_that_the_process_drains(fake: Any, number
     process, url = await start(config)
     async with httpx.AsyncClient(base_url=url, timeout=10) as client:
         await until_ready(client)
-        body = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}
-        streaming = asyncio.create_task(client.post("/v1/chat/completions", json=body))
-        async with asyncio.timeout(10):
-            while not worker.requests:  # noqa: ASYNC110 - what is waited for is another process, not an event
-                await asyncio.sleep(0.02)
+        streaming = await begin_stream(client, worker, "x")
         # Idle connections are closed at once; one with a request under way is kept to its end.
         reader, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
         writer.write(b"GET /ready HTTP/1.1\r\nhost: x\r\n\r\n")
