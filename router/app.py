@@ -72,9 +72,10 @@ def create_app(
         pool=pool,
         decider=Decider(config, scorer or build_scorer(config.routing)),
         dispatcher=dispatcher,
-        relay=Relay(metrics, lifecycle, clock),
+        relay=Relay(metrics, lifecycle, config.streams, clock),
         metrics=metrics,
         lifecycle=lifecycle,
+        clock=clock,
         started_s=int(wall_clock()),
     )
     monitor = HealthMonitor(pool.workers, transport, config.health, clock)

@@ -1,8 +1,7 @@
 """Configuration of the router: frozen models, validated once at start-up, every fault told in one readable line.
 
-The section classes (`ListenConfig`, `RoutingConfig`, `LimitsConfig`, `UpstreamConfig`, `HealthConfig`) are gathered in
-`RouterSections`, which a larger file can inherit. `load_yaml` reads any pydantic model from a YAML file and reports in
-the same way.
+The section classes are gathered in `RouterSections`, which a larger file can inherit. `load_yaml` reads any pydantic
+model from a YAML file and reports in the same way.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ __all__ = [
     "RouterSections",
     "RoutingConfig",
     "Section",
+    "StreamsConfig",
     "UpstreamConfig",
     "load_yaml",
 ]
@@ -196,6 +196,16 @@ class LimitsConfig(Section):
     client_write_s: Seconds = 60.0
 
 
+class StreamsConfig(Section):
+    """What clients of streams see beside the worker's events.
+
+    When nothing came for `heartbeat_s` seconds, an SSE comment is written, before the first byte after early response
+    headers; None turns that off.
+    """
+
+    heartbeat_s: Seconds | None = 15.0
+
+
 class UpstreamConfig(Section):
     """Limits of one worker request, in seconds, and how many workers may be tried before the first byte.
 
@@ -223,6 +233,7 @@ class RouterSections(Section):
     listen: ListenConfig = ListenConfig()
     routing: RoutingConfig = RoutingConfig()
     limits: LimitsConfig = LimitsConfig()
+    streams: StreamsConfig = StreamsConfig()
     upstream: UpstreamConfig = UpstreamConfig()
     health: HealthConfig = HealthConfig()
 

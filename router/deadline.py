@@ -20,7 +20,7 @@ class Deadline:
         self._end_s = self._now_s() + total_s
 
     def phase(self, name: str, limit_s: float) -> Phase:
-        """A context whose body is bounded by `limit_s` and by what is left of the total."""
+        """A context whose body is bounded by `limit_s` from now and by what is left of the total."""
         end_s = self._now_s() + limit_s
         if self._end_s < end_s:
             return Phase("total", self._total_s, self._end_s)
@@ -33,11 +33,12 @@ class Phase:
     A class and not a generator: it is entered for every chunk of every stream.
     """
 
-    __slots__ = ("_limit_s", "_name", "_timeout")
+    __slots__ = ("_limit_s", "_name", "_timeout", "end_s")
 
     def __init__(self, name: str, limit_s: float, end_s: float) -> None:
         self._name = name
         self._limit_s = limit_s
+        self.end_s = end_s
         self._timeout = asyncio.timeout_at(end_s)
 
     async def __aenter__(self) -> None:

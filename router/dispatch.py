@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Self
 
 from router.deadline import Deadline
@@ -19,7 +21,14 @@ from router.errors import (
     WorkerFailedError,
 )
 from router.namespace import LOCAL_TENANT, extra_key
-from router.worker_answers import RETRIED_STATUSES, error_of_status, fault_of_success, is_event_stream, passed_headers
+from router.worker_answers import (
+    RETRIED_STATUSES,
+    error_of_status,
+    is_event_stream,
+    passed_headers,
+    read_success,
+    usage_of,
+)
 from router.workers import in_flight
 
 if TYPE_CHECKING:
@@ -27,12 +36,14 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from router.config import UpstreamConfig
+    from router.deadline import Phase
     from router.decider import Decide
     from router.metrics import RouterMetrics
     from router.policy import Decision
     from router.record import RequestRecord
     from router.request import ChatRequest
     from router.transport import Transport, UpstreamResponse
+    from router.worker_answers import Usage
     from router.workers import Worker, WorkerPool
 
 _log = logging.getLogger("crossfill.workers")
@@ -50,6 +61,7 @@ class WholeAnswer:
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
+    usage: Usage | None
 
 
 class StreamAnswer:
@@ -66,6 +78,7 @@ class StreamAnswer:
         self._deadline: Deadline | None = None
         self._between_bytes_s = 0.0
         self._after_done: Deadline | None = None
+        self._phase: Phase | None = None
 
     def hold(self, held: ExitStack, deadline: Deadline, between_bytes_s: float) -> Self:
         """Take over what keeps the request open, and the limits for what is to come."""
@@ -80,18 +93,33 @@ class StreamAnswer:
     ) -> None:
         self._held.close()
 
-    async def next_chunk(self, *, is_done: bool) -> bytes:
-        """More bytes, or none at the end. Raises ConnectionLostError, UpstreamTimeoutError."""
-        assert self._deadline is not None, "hold() comes first"
-        phase = self._deadline.phase("between_bytes", self._between_bytes_s)
-        if is_done:
-            # One limit for all that follows, or a worker that sends comments for ever would hold the client.
-            self._after_done = self._after_done or Deadline(_AFTER_DONE_S)
-            phase = self._after_done.phase("after_done", _AFTER_DONE_S)
-        async with phase:
-            chunk = await self._response.read_some()
+    async def next_chunk(self, *, is_done: bool, nap_s: float | None) -> bytes | None:
+        """More bytes, or none at the end; None if nothing came for `nap_s`, and the caller should ask again.
+
+        Raises ConnectionLostError, UpstreamTimeoutError.
+        """
+        phase = self._phase = self._phase or self._next_phase(is_done=is_done)
+        nap_end_s = inf if nap_s is None else asyncio.get_running_loop().time() + nap_s
+        if nap_end_s < phase.end_s:
+            try:
+                async with asyncio.timeout_at(nap_end_s):
+                    chunk = await self._response.read_some()
+            except TimeoutError:
+                return None
+        else:
+            async with phase:
+                chunk = await self._response.read_some()
+        self._phase = None
         self._worker.saw_life(self._clock())
         return chunk
+
+    def _next_phase(self, *, is_done: bool) -> Phase:
+        assert self._deadline is not None, "hold() comes first"
+        if not is_done:
+            return self._deadline.phase("between_bytes", self._between_bytes_s)
+        # One limit for all that follows, or a worker that sends comments for ever would hold the client.
+        self._after_done = self._after_done or Deadline(_AFTER_DONE_S)
+        return self._after_done.phase("after_done", _AFTER_DONE_S)
 
 
 Answer = WholeAnswer | StreamAnswer
@@ -144,6 +172,7 @@ class Dispatcher:
         failure: _AttemptFailedError | None = None
         stays_with_model = False
         decision = decide(self._pool.unavailable())
+        record.decided_s = self._clock()
         while len(tried) < self._limits.attempts:
             worker = self._pool.pick(decision.model, tried)
             if worker is None:
@@ -212,9 +241,9 @@ class Dispatcher:
             return StreamAnswer(response, first, worker, self._clock)
         body = await response.read_all()
         worker.saw_life(self._clock())
-        if (error := fault_of_success(body, is_stream=is_stream)) is not None:
-            raise error
-        return WholeAnswer(response.status, passed_headers(response.headers), body)
+        usage = read_success(body, is_stream=is_stream).get("usage")
+        counts = usage_of(usage) if isinstance(usage, dict) else None
+        return WholeAnswer(response.status, passed_headers(response.headers), body, counts)
 
     async def _error_answer(self, worker: Worker, response: UpstreamResponse) -> RouterError:
         body = await response.read_all()

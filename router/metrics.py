@@ -11,11 +11,12 @@ from router.record import Outcome
 from router.workers import WorkerState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from prometheus_client import CollectorRegistry
 
     from router.record import RequestRecord
+    from router.stream_repair import Repair
     from router.workers import Worker
 
 UNMATCHED_ROUTE = "other"
@@ -28,10 +29,28 @@ TTFT_BUCKETS = (
     *(round(0.05 * 40 ** (step / _FINE_STEPS), 4) for step in range(_FINE_STEPS + 1)),
     *(2.2, 2.5, 3, 3.5, 4, 5, 6, 8, 10, 12, 15, 20, 25, 30, 45, 60, 90, 120),
 )
+# From 1 ms, a small model on a GPU, to a stalled stream.
+INTER_TOKEN_BUCKETS = (
+    *(0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.03, 0.04, 0.05, 0.065, 0.08),
+    *(0.1, 0.125, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30),
+)
+SCORE_BUCKETS = tuple(round(0.05 * step, 2) for step in range(1, 21))
 DURATION_BUCKETS = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 1.5, 2, 3, 5),
     *(7.5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 300, 600, 1200, 1800),
 )
+
+
+_ERROR_CLASSES: Mapping[Outcome | None, str] = {
+    Outcome.CLIENT_ERROR: "client",
+    Outcome.UNAVAILABLE: "unavailable",
+    Outcome.TIMEOUT: "timeout",
+    Outcome.UPSTREAM_ERROR: "worker",
+    Outcome.ERROR_EVENT: "worker",
+    Outcome.TRUNCATED: "worker",
+    Outcome.SHUTDOWN: "router",
+    Outcome.INTERNAL_ERROR: "router",
+}
 
 
 class RouterMetrics:
@@ -39,50 +58,70 @@ class RouterMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        self._ttft = Histogram(
-            "crossfill_ttft_seconds",
-            "Arrival at the router to the first content token of a streamed answer.",
-            ["model", "reuse"],
-            buckets=TTFT_BUCKETS,
-            registry=registry,
-        )
-        self._duration = Histogram(
-            "crossfill_request_duration_seconds",
-            "Arrival of a chat request at the router to the end of its answer.",
-            ["model"],
-            buckets=DURATION_BUCKETS,
-            registry=registry,
-        )
-        self._requests = Counter(
-            "crossfill_requests", "Chat requests by outcome.", ["model", "outcome"], registry=registry
-        )
-        self._decisions = Counter(
-            "crossfill_decisions", "Routing decisions acted on, by reason.", ["model", "reason"], registry=registry
-        )
-        self._retries = Counter(
-            "crossfill_retries",
-            "Attempts on a further worker, by what the one before died of.",
-            ["reason"],
-            registry=registry,
-        )
-        self._disconnects = Counter(
-            "crossfill_client_disconnects", "Clients that left before the end, by phase.", ["phase"], registry=registry
-        )
-        self._fallbacks = Counter(
-            "crossfill_scorer_fallbacks",
-            "Decisions not scored by the configured scorer.",
-            ["reason"],
-            registry=registry,
-        )
-        self._http = Counter(
-            "crossfill_http_requests", "HTTP requests by route template.", ["route", "status"], registry=registry
-        )
+        self._make_histograms(partial(Histogram, registry=registry))
+        self._make_counters(partial(Counter, registry=registry))
         self._in_flight = Gauge(
             "crossfill_in_flight_requests", "Requests that a worker is serving.", ["model", "worker"], registry=registry
         )
         self._up = Gauge(
             "crossfill_worker_up", "1 if the worker is healthy, else 0.", ["model", "worker"], registry=registry
         )
+
+    def _make_histograms(self, histogram: Callable[..., Histogram]) -> None:
+        self._ttft = histogram(
+            "crossfill_ttft_seconds",
+            "Arrival at the router to the first content token of a streamed answer.",
+            ["model", "reuse"],
+            buckets=TTFT_BUCKETS,
+        )
+        self._ttft_parts = histogram(
+            "crossfill_ttft_part_seconds",
+            "Where the time to first token went: queue (body and turn), route (parsing and decision), upstream.",
+            ["model", "part"],
+            buckets=TTFT_BUCKETS,
+        )
+        self._inter_token = histogram(
+            "crossfill_inter_token_seconds",
+            "Between two arrivals of content within a streamed answer.",
+            ["model"],
+            buckets=INTER_TOKEN_BUCKETS,
+        )
+        self._duration = histogram(
+            "crossfill_request_duration_seconds",
+            "Arrival of a chat request at the router to the end of its answer.",
+            ["model"],
+            buckets=DURATION_BUCKETS,
+        )
+        self._scores = histogram(
+            "crossfill_score",
+            "Predicted quality of each model of the ladder for routed requests.",
+            ["model"],
+            buckets=SCORE_BUCKETS,
+        )
+
+    def _make_counters(self, counter: Callable[..., Counter]) -> None:
+        self._requests = counter("crossfill_requests", "Chat requests by outcome.", ["model", "outcome"])
+        self._errors = counter("crossfill_errors", "Requests that failed, by whose matter it is.", ["model", "class"])
+        self._decisions = counter("crossfill_decisions", "Routing decisions acted on, by reason.", ["model", "reason"])
+        self._fallbacks = counter(
+            "crossfill_scorer_fallbacks", "Decisions not scored by the configured scorer.", ["reason"]
+        )
+        self._tokens = counter(
+            "crossfill_tokens",
+            "Tokens by the workers' count: prompt, those of it that were cached, completion.",
+            ["model", "kind"],
+        )
+        self._retries = counter(
+            "crossfill_retries", "Attempts on a further worker, by what the one before died of.", ["reason"]
+        )
+        self._disconnects = counter(
+            "crossfill_client_disconnects", "Clients that left before the end, by phase.", ["phase"]
+        )
+        self._repairs = counter(
+            "crossfill_stream_repairs", "Faults in workers' streams that were mended, or seen and left.", ["kind"]
+        )
+        self._heartbeats = counter("crossfill_heartbeats", "Comments written to streams on which nothing came.")
+        self._http = counter("crossfill_http_requests", "HTTP requests by route template.", ["route", "status"])
 
     def watch_workers(self, workers: Iterable[Worker]) -> None:
         """Read load and state of `workers` at each scrape."""
@@ -99,19 +138,48 @@ class RouterMetrics:
         """One HTTP request; `route` is the template of the route, None if there is none."""
         self._http.labels(route or UNMATCHED_ROUTE, status).inc()
 
+    def count_repair(self, kind: Repair) -> None:
+        """A fault in a worker's stream."""
+        self._repairs.labels(kind.value).inc()
+
+    def count_heartbeat(self) -> None:
+        """A comment was written to a silent stream."""
+        self._heartbeats.inc()
+
     def observe_first_token(self, record: RequestRecord, ttft_s: float) -> None:
-        """The first content token of a stream left the router."""
-        self._ttft.labels(record.model or UNDECIDED, "none").observe(ttft_s)
+        """The first content token of a stream is about to leave the router, `ttft_s` after the request's arrival."""
+        model = record.model or UNDECIDED
+        self._ttft.labels(model, record.reuse.value).observe(ttft_s)
+        if record.received_s is None or record.decided_s is None:
+            return
+        parts = {
+            "queue": record.received_s - record.arrived_s,
+            "route": record.decided_s - record.received_s,
+            "upstream": record.arrived_s + ttft_s - record.decided_s,
+        }
+        for part, seconds in parts.items():
+            self._ttft_parts.labels(model, part).observe(seconds)
+
+    def inter_token(self, record: RequestRecord) -> Callable[[float], None]:
+        """What takes the seconds between two arrivals of content in this answer."""
+        return self._inter_token.labels(record.model or UNDECIDED).observe
 
     def observe_chat(self, record: RequestRecord, duration_s: float) -> None:
         """The end of a chat request."""
         model = record.model or UNDECIDED
         self._duration.labels(model).observe(duration_s)
         self._requests.labels(model, (record.outcome or Outcome.INTERNAL_ERROR).value).inc()
+        if record.usage is not None:
+            for kind in ("prompt", "cached", "completion"):
+                self._tokens.labels(model, kind).inc(getattr(record.usage, kind))
+        if (error_class := _ERROR_CLASSES.get(record.outcome)) is not None:
+            self._errors.labels(model, error_class).inc()
         if record.outcome is Outcome.CLIENT_GONE:
             self._disconnects.labels("waiting" if record.status is None else "streaming").inc()
         if record.decision is not None:
             self._decisions.labels(model, record.decision.reason.value).inc()
+            for name, score in record.decision.scores.items():
+                self._scores.labels(name).observe(score)
             if record.decision.fallback is not None:
                 self._fallbacks.labels(record.decision.fallback).inc()
 

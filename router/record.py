@@ -6,13 +6,33 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, cast
 
+from router.errors import (
+    ClientError,
+    NoHealthyWorkerError,
+    ShuttingDownError,
+    UpstreamTimeoutError,
+    WorkerRefusalError,
+)
+
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
+    from collections.abc import Iterable, MutableMapping
     from typing import Any
 
+    from router.errors import AnsweredError
     from router.policy import Decision
+    from router.worker_answers import Usage
 
 _SCOPE_KEY = "crossfill.record"
+
+
+class Reuse(StrEnum):
+    """What a worker made of state that others left; it says so in its header `x-crossfill-reuse`."""
+
+    NONE = "none"
+    GUIDED = "guided"
+    MAP = "map"
+    CORRECTED = "corrected"
+    FALLBACK = "fallback"
 
 
 class Outcome(StrEnum):
@@ -32,7 +52,11 @@ class Outcome(StrEnum):
 
 @dataclass(slots=True)
 class RequestRecord:
-    """Times are seconds: `arrived_s` on the monotonic clock, `ttft_s` and durations from arrival."""
+    """What is known of one request.
+
+    `arrived_s`, `received_s` (its body is there and its turn has come) and `decided_s` are seconds on the monotonic
+    clock, `ttft_s` is from arrival.
+    """
 
     request_id: str
     arrived_s: float
@@ -43,7 +67,11 @@ class RequestRecord:
     outcome: Outcome | None = None
     status: int | None = None
     error_code: str | None = None
+    received_s: float | None = None
+    decided_s: float | None = None
     ttft_s: float | None = None
+    usage: Usage | None = None
+    reuse: Reuse = Reuse.NONE
     is_chat: bool = False
 
     @property
@@ -63,6 +91,23 @@ class RequestRecord:
         if self.worker is not None:
             headers["x-crossfill-worker"] = self.worker
         return [(name.encode(), value.encode("ascii")) for name, value in headers.items()]
+
+
+def outcome_of(error: AnsweredError) -> Outcome:
+    """How a request ended that was answered with `error`."""
+    if isinstance(error, (ClientError, WorkerRefusalError)):
+        return Outcome.CLIENT_ERROR
+    if isinstance(error, ShuttingDownError):
+        return Outcome.SHUTDOWN
+    if isinstance(error, NoHealthyWorkerError):
+        return Outcome.UNAVAILABLE
+    return Outcome.TIMEOUT if isinstance(error, UpstreamTimeoutError) else Outcome.UPSTREAM_ERROR
+
+
+def reuse_of(headers: Iterable[tuple[bytes, bytes]]) -> Reuse:
+    """The worker's word on reuse, among the headers of its answer; a word that nobody knows is `none`."""
+    told = next((value.decode("latin-1") for name, value in headers if name == b"x-crossfill-reuse"), "")
+    return next((reuse for reuse in Reuse if reuse.value == told), Reuse.NONE)
 
 
 def attach(scope: MutableMapping[str, Any], record: RequestRecord) -> None:

@@ -18,14 +18,18 @@ from router.errors import (
     WorkerFailedError,
     error_object,
 )
-from router.record import Outcome
+from router.heartbeat import COMMENT, Heartbeat, told_late
+from router.record import Outcome, outcome_of, reuse_of
 from router.sse import EventMeter
+from router.stream_repair import Repair, StreamRepair
+from router.worker_answers import usage_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from starlette.types import Send
 
+    from router.config import StreamsConfig
     from router.dispatch import Answer, StreamAnswer
     from router.metrics import RouterMetrics
     from router.record import RequestRecord
@@ -39,24 +43,58 @@ _log = logging.getLogger("crossfill.workers")
 class Relay:
     """Sends answers to clients and notes on the record how they went."""
 
-    def __init__(self, metrics: RouterMetrics, lifecycle: Lifecycle, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, metrics: RouterMetrics, lifecycle: Lifecycle, config: StreamsConfig, clock: Callable[[], float]
+    ) -> None:
         self._metrics = metrics
         self._lifecycle = lifecycle
+        self._heartbeat_s = config.heartbeat_s
         self._clock = clock
 
-    async def send_answer(self, answer: Answer, send: Send, record: RequestRecord) -> None:
-        """Relay `answer` to its end and set the outcome. A stream that breaks ends with an error frame, not [DONE]."""
+    def heartbeat(self, send: Send, *, is_stream: bool) -> Heartbeat:
+        """What keeps the client's connection alive until there is an answer; only a stream has room for that."""
+        return Heartbeat(send, self._heartbeat_s if is_stream else None, self._metrics.count_heartbeat)
+
+    async def send_answer(
+        self, answer: Answer, send: Send, record: RequestRecord, *, passes_usage: bool, has_begun: bool
+    ) -> None:
+        """Relay `answer` to its end and set the outcome. A stream that breaks ends with an error frame, not [DONE].
+
+        `has_begun` says that the head of the answer has gone out already, by a heartbeat.
+        """
+        record.reuse = reuse_of(answer.headers)
         if isinstance(answer, WholeAnswer):
+            record.usage = answer.usage
             await _send_whole(answer, send)
             record.outcome = Outcome.OK
             return
         with answer:
-            await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
-            meter = EventMeter()
+            if has_begun:
+                await _send_part(send, told_late(record, answer.headers))
+            else:
+                await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+            meter = EventMeter(passes_usage=passes_usage, repair=StreamRepair(self._repair_teller(record)))
             failure = await self._forward_until_end(answer, meter, send, record)
             rest = meter.finish()
+            record.usage = usage_of(meter.usage)
             record.outcome, frame = _ending(meter, failure, record)
             await send({"type": "http.response.body", "body": rest + frame, "more_body": False})
+
+    async def send_error(self, error: AnsweredError, send: Send, record: RequestRecord) -> None:
+        """End a stream whose head a heartbeat has sent and for which there is no answer."""
+        record.outcome, record.error_code = outcome_of(error), error.code
+        await send({"type": "http.response.body", "body": _frame(error, record), "more_body": False})
+
+    def _repair_teller(self, record: RequestRecord) -> Callable[[Repair], None]:
+        told: set[Repair] = set()
+
+        def tell(kind: Repair) -> None:
+            self._metrics.count_repair(kind)
+            if kind not in told:
+                told.add(kind)
+                _log.warning("request %s: the stream of worker %s: %s", record.request_id, record.worker, kind.value)
+
+        return tell
 
     async def _forward_until_end(
         self, answer: StreamAnswer, meter: EventMeter, send: Send, record: RequestRecord
@@ -76,17 +114,48 @@ class Relay:
         return None
 
     async def _forward(self, answer: StreamAnswer, meter: EventMeter, send: Send, record: RequestRecord) -> None:
-        chunk = answer.first
-        while chunk:
-            ready = meter.feed(chunk)
-            if meter.has_content and record.ttft_s is None:
-                record.ttft_s = self._clock() - record.arrived_s
-                self._metrics.observe_first_token(record, record.ttft_s)
-            if ready:
-                await send({"type": "http.response.body", "body": ready, "more_body": True})
-            if meter.is_done and not meter.has_error:
-                record.outcome = Outcome.OK
-            chunk = await answer.next_chunk(is_done=meter.is_done)
+        pace = _Pace(self._metrics, record)
+        chunk: bytes | None = answer.first
+        while chunk != b"":
+            if chunk is None:
+                await self._beat(meter, send)
+            else:
+                ready = meter.feed(chunk)
+                pace.note(meter.content_events, self._clock)
+                if ready:
+                    await _send_part(send, ready)
+                if meter.is_done and not meter.has_error:
+                    record.outcome = Outcome.OK
+            chunk = await answer.next_chunk(is_done=meter.is_done, nap_s=self._heartbeat_s)
+
+    async def _beat(self, meter: EventMeter, send: Send) -> None:
+        # Within a huge event there is no place for a comment.
+        if not meter.is_inside_event:
+            await _send_part(send, COMMENT)
+            self._metrics.count_heartbeat()
+
+
+class _Pace:
+    """Measures when content comes: the first, and from each to the next."""
+
+    def __init__(self, metrics: RouterMetrics, record: RequestRecord) -> None:
+        self._metrics = metrics
+        self._record = record
+        self._observe_gap = metrics.inter_token(record)
+        self._seen = 0
+        self._last_s = 0.0
+
+    def note(self, content_events: int, clock: Callable[[], float]) -> None:
+        """So many events with content have come by now."""
+        if content_events == self._seen:
+            return
+        now_s = clock()
+        if self._seen:
+            self._observe_gap(now_s - self._last_s)
+        else:
+            self._record.ttft_s = now_s - self._record.arrived_s
+            self._metrics.observe_first_token(self._record, self._record.ttft_s)
+        self._seen, self._last_s = content_events, now_s
 
 
 def _ending(meter: EventMeter, failure: Failure | None, record: RequestRecord) -> tuple[Outcome, bytes]:
@@ -108,8 +177,16 @@ def _ending(meter: EventMeter, failure: Failure | None, record: RequestRecord) -
             outcome = Outcome.TRUNCATED
             error = WorkerFailedError("The worker's stream ended before its [DONE].", code="stream_truncated")
     record.error_code = error.code
-    frame = b"data: " + orjson.dumps(error_object(error, record.request_id)) + b"\n\n"
+    frame = _frame(error, record)
     return outcome, b"\n\n" + frame if meter.is_inside_event else frame
+
+
+def _frame(error: AnsweredError, record: RequestRecord) -> bytes:
+    return b"data: " + orjson.dumps(error_object(error, record.request_id)) + b"\n\n"
+
+
+async def _send_part(send: Send, part: bytes) -> None:
+    await send({"type": "http.response.body", "body": part, "more_body": True})
 
 
 async def _send_whole(answer: WholeAnswer, send: Send) -> None:

@@ -42,6 +42,12 @@ class ChatRequest:
         salt = self.payload.get("cache_salt")
         return salt if isinstance(salt, str) and salt else None
 
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the client asked for a usage event at the end of its stream."""
+        options = self.payload.get("stream_options")
+        return isinstance(options, dict) and bool(options.get("include_usage"))
+
     def turns(self) -> tuple[Turn, ...]:
         """The conversation as text: null is empty, all text parts of a list count."""
         messages: Any = self.payload["messages"]
@@ -52,6 +58,10 @@ class ChatRequest:
         body = {**self.payload, "model": model, "rid": rid, "extra_key": extra_key}
         for name in _NEVER_FORWARDED:
             body.pop(name, None)
+        if self.stream:
+            # For the token counters; the relay withholds the event from clients that did not ask for it.
+            options: Any = self.payload.get("stream_options")
+            body["stream_options"] = {**(options or {}), "include_usage": True}
         is_bounded = body.get("max_tokens") is not None or body.get("max_completion_tokens") is not None
         if self.default_max_tokens is not None and not is_bounded:
             body["max_completion_tokens"] = self.default_max_tokens

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     from router.config import RouterConfig
     from router.decider import Decider
@@ -36,7 +37,7 @@ class Lifecycle:
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The parts of a router. `started_s` is Unix time."""
+    """The parts of a router. `clock` is monotonic, `started_s` Unix time, both in seconds."""
 
     config: RouterConfig
     pool: WorkerPool
@@ -45,4 +46,5 @@ class Services:
     relay: Relay
     metrics: RouterMetrics
     lifecycle: Lifecycle
+    clock: Callable[[], float]
     started_s: int

@@ -1,17 +1,27 @@
-"""Server-sent events seen from outside: where they end, and what they mean for accounting. Bytes stay as they are."""
+"""Server-sent events seen from outside: where they end, and what they mean for accounting.
+
+Bytes stay as they are, with three exceptions: a usage event that the client did not ask for is withheld, and what
+`stream_repair` mends.
+"""
 
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from router.stream_repair import StreamRepair
 from router.worker_answers import told_error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 # Two line ends in a row; atomic, or CR LF alone would count as two.
 _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_DONE = b"[DONE]"
 
 _LONGEST_HELD_BYTES = 2**20
 
@@ -21,30 +31,41 @@ _CONTENT_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls", "f
 class EventMeter:
     """Takes the bytes of a stream as they come and gives back those that may go on: whole events only.
 
-    An event reaches the client in one piece, so an error frame can always follow. `has_content`, `has_error` and
-    `is_done` tell what went by; `is_inside_event` that a huge event had to be passed on in parts.
+    An event reaches the client in one piece, so an error frame can always follow. `content_events`, `has_error` and
+    `is_done` tell what went by, `usage` is the last that the worker told; `is_inside_event` says that a huge event had
+    to be passed on in parts. `repair` is told of every event and may change it.
     """
 
-    def __init__(self) -> None:
-        self.has_content = False
+    def __init__(self, *, passes_usage: bool = True, repair: StreamRepair | None = None) -> None:
+        self.content_events = 0
         self.has_error = False
         self.is_done = False
         self.is_inside_event = False
+        self.usage: Mapping[str, Any] | None = None
+        self._passes_usage = passes_usage
+        self._repair = repair or StreamRepair()
         self._held = b""
         self._is_first = True
+
+    @property
+    def has_content(self) -> bool:
+        """Whether any content went by."""
+        return self.content_events > 0
 
     def feed(self, chunk: bytes) -> bytes:
         """The bytes that now make whole events; the rest is held."""
         data = self._held + chunk if self._held else chunk
+        passed: list[bytes] = []
         end = 0
         for blank in _BLANK_LINE.finditer(data):
-            self._account(data[end : blank.start()])
+            passed.append(self._pass(data[end : blank.start()], blank.group()))
             end = blank.end()
         if len(data) - end > _LONGEST_HELD_BYTES:
-            self._held, self.is_inside_event, self.has_content = b"", True, True
-            return data
+            self._held, self.is_inside_event = b"", True
+            self.content_events += 1
+            return b"".join(passed) + data[end:]
         self._held = data[end:]
-        return data[:end]
+        return passed[0] if len(passed) == 1 else b"".join(passed)
 
     def finish(self) -> bytes:
         """The held rest if it is a last event without its blank line; a torn event is dropped, as the SSE rules say."""
@@ -52,45 +73,81 @@ class EventMeter:
         if not rest.strip():
             return rest
         was_done, had_error = self.is_done, self.has_error
-        self._account(rest.rstrip(b"\r\n"))
-        return rest if (self.is_done, self.has_error) != (was_done, had_error) else b""
+        event = rest.rstrip(b"\r\n")
+        passed = self._pass(event, rest[len(event) :])
+        return passed if (self.is_done, self.has_error) != (was_done, had_error) else b""
 
-    def _account(self, event: bytes) -> None:
+    def _pass(self, event: bytes, end: bytes) -> bytes:
+        """What the client gets of an event, `end` being its blank line."""
+        text = event
         if self._is_first:
             # A stream may begin with one; it belongs to no field name.
             self._is_first = False
-            event = event.removeprefix(_BYTE_ORDER_MARK)
+            text = event.removeprefix(_BYTE_ORDER_MARK)
         if self.is_inside_event:
             # The tail of an event whose head has already gone; its meaning is unknown.
             self.is_inside_event = False
-            return
-        if self.has_content and b"error" not in event and b"[DONE]" not in event:
-            return
-        data = _data(event)
-        if data == b"[DONE]":
+            return event + end
+        data = _data(text)
+        if data == _DONE:
             self.is_done = True
-        elif data:
-            self._account_data(data)
+            return _framed(self._repair.closing()) + event + end
+        return self._pass_data(text, data, event + end) if data else event + end
 
-    def _account_data(self, data: bytes) -> None:
+    def _pass_data(self, event: bytes, data: bytes, whole: bytes) -> bytes:
         try:
             parsed = orjson.loads(data)
         except orjson.JSONDecodeError:
-            return
+            return whole
+        if not isinstance(parsed, dict):
+            return whole
         if told_error(parsed):
             self.has_error = True
-        elif isinstance(parsed, dict):
-            self.has_content = self.has_content or _has_content(parsed.get("choices"))
+            return whole
+        choices = parsed.get("choices")
+        if not isinstance(choices, list):
+            return whole
+        before = b""
+        is_changed = self._repair.mend(parsed, choices)
+        if isinstance(usage := parsed.get("usage"), dict):
+            self.usage = usage
+            if not choices:
+                before = _framed(self._repair.closing())
+            if not self._passes_usage:
+                if not choices:
+                    return before
+                parsed["usage"], is_changed = None, True
+        self.content_events += _has_content(choices)
+        return before + (_rewritten(event, parsed) if is_changed else whole)
 
 
 def _data(event: bytes) -> bytes:
     """The data lines of an event, joined; comments and other fields are left out."""
+    if event.startswith(b"data: {") and b"\n" not in event and b"\r" not in event:
+        return event[6:]
     values = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
     return b"\n".join(values).strip()
 
 
-def _has_content(choices: object) -> bool:
-    if not isinstance(choices, list):
-        return False
-    deltas = [choice.get("delta") for choice in choices if isinstance(choice, dict)]
-    return any(isinstance(delta, dict) and any(delta.get(field) for field in _CONTENT_FIELDS) for delta in deltas)
+def _framed(events: list[dict[str, Any]]) -> bytes:
+    return b"".join(b"data: " + orjson.dumps(event) + b"\n\n" for event in events)
+
+
+def _rewritten(event: bytes, parsed: dict[str, Any]) -> bytes:
+    """The event with other data; its other lines stay."""
+    others = [line + b"\n" for line in event.splitlines() if not line.startswith(b"data:")]
+    return b"".join(others) + b"data: " + orjson.dumps(parsed) + b"\n\n"
+
+
+def _has_content(choices: list[Any]) -> bool:
+    """Whether one of `choices` brings text, a tool call or the like; `text` is that of a text completion."""
+    for choice in choices:
+        if not isinstance(choice, dict):
+            continue
+        delta = choice.get("delta")
+        if isinstance(delta, dict):
+            if any(delta.get(field) for field in _CONTENT_FIELDS):
+                return True
+        elif choice.get("text"):
+            return True
+    return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -16,7 +17,7 @@ from router.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 RETRIED_STATUSES = frozenset({502, 503, 504})
 
@@ -54,6 +55,15 @@ _NOT_PASSED = frozenset(
         "x-crossfill-worker",
     }
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one answer, all choices together; `cached` ones of the prompt were not prefilled."""
+
+    prompt: int
+    cached: int
+    completion: int
 
 
 def passed_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
@@ -100,19 +110,36 @@ def error_of_status(status: int, body: bytes, headers: Iterable[tuple[str, str]]
     return error
 
 
-def fault_of_success(body: bytes, *, is_stream: bool) -> WorkerFailedError | None:
-    """Why a 2xx answer in one piece is none: an error in it, no completion, or a stream was asked for."""
+def read_success(body: bytes, *, is_stream: bool) -> JsonObject:
+    """A 2xx answer in one piece, parsed.
+
+    Raises WorkerFailedError if it is none: an error in it, no completion, or a stream was asked for.
+    """
     try:
         parsed: Any = orjson.loads(body)
     except orjson.JSONDecodeError:
         parsed = None
     choices = parsed.get("choices") if isinstance(parsed, dict) else None
     if isinstance(choices, list) and choices and not is_stream:
-        return None
+        return dict(parsed)
     if b"error" in body and (told := _told_error(body)):
-        return WorkerFailedError(_message(told, body) or "The worker answered with an error.")
+        raise WorkerFailedError(_message(told, body) or "The worker answered with an error.")
     kind = "a stream of events" if is_stream else "a chat completion"
-    return WorkerFailedError(f"The worker's answer is not {kind}.", code="invalid_answer")
+    raise WorkerFailedError(f"The worker's answer is not {kind}.", code="invalid_answer")
+
+
+def usage_of(answer: Mapping[str, Any] | None) -> Usage | None:
+    """The token counts in a `usage` object, None if it has no counts."""
+    if answer is None or not isinstance(prompt := answer.get("prompt_tokens"), int):
+        return None
+    completion = answer.get("completion_tokens")
+    details = answer.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return Usage(
+        prompt=max(0, prompt),
+        cached=max(0, cached) if isinstance(cached, int) else 0,
+        completion=max(0, completion) if isinstance(completion, int) else 0,
+    )
 
 
 def told_error(event: object) -> JsonObject:

@@ -7,6 +7,7 @@ from router.api.json_response import JsonResponse
 from router.body import BodyReader, parse_json_object
 from router.client import while_client_listens
 from router.decider import Decide
+from router.errors import AnsweredError
 from router.record import record_of
 from router.request import ChatRequest, parse_chat
 from router.services import Services
@@ -20,11 +21,12 @@ def chat_routes(services: Services) -> APIRouter:
     reader = BodyReader(limits)
 
     async def read_and_prepare(request: Request) -> tuple[ChatRequest, Decide]:
-        request_id = record_of(request.scope).request_id
+        record = record_of(request.scope)
 
         def understand(body: bytes) -> tuple[ChatRequest, Decide]:
+            record.received_s = services.clock()
             chat = parse_chat(parse_json_object(body, limits), limits)
-            return chat, services.decider.prepare(chat, request_id)
+            return chat, services.decider.prepare(chat, record.request_id)
 
         return await reader.read(request, understand)
 
@@ -54,7 +56,16 @@ class ChatExchange(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises AnsweredError before the first byte; after it, errors are told within the stream."""
-        record = record_of(scope)
-        async with while_client_listens(receive, self._services.lifecycle):
-            answer = await self._services.dispatcher.open(self._chat, self._decide, record)
-            await self._services.relay.send_answer(answer, send, record)
+        record, relay = record_of(scope), self._services.relay
+        heartbeat = relay.heartbeat(send, is_stream=self._chat.stream)
+        try:
+            async with while_client_listens(receive, self._services.lifecycle):
+                async with heartbeat:
+                    answer = await self._services.dispatcher.open(self._chat, self._decide, record)
+                await relay.send_answer(
+                    answer, send, record, passes_usage=self._chat.wants_usage, has_begun=heartbeat.has_begun
+                )
+        except AnsweredError as error:
+            if not heartbeat.has_begun:
+                raise
+            await relay.send_error(error, send, record)

@@ -5,16 +5,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from router.api.json_response import JsonResponse
-from router.errors import (
-    AnsweredError,
-    ClientError,
-    NoHealthyWorkerError,
-    ShuttingDownError,
-    UpstreamTimeoutError,
-    WorkerRefusalError,
-    error_object,
-)
-from router.record import Outcome, record_of
+from router.errors import AnsweredError, ClientError, error_object
+from router.record import outcome_of, record_of
 
 _LONGEST_PATH = 200
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}
@@ -49,15 +41,5 @@ async def _invalid(request: Request, error: Exception) -> Response:
 def _respond(request: Request, error: AnsweredError) -> Response:
     record = record_of(request.scope)
     record.error_code = error.code
-    record.outcome = _outcome(error)
+    record.outcome = outcome_of(error)
     return JsonResponse(error_object(error, record.request_id), status_code=error.status, headers=error.headers)
-
-
-def _outcome(error: AnsweredError) -> Outcome:
-    if isinstance(error, (ClientError, WorkerRefusalError)):
-        return Outcome.CLIENT_ERROR
-    if isinstance(error, ShuttingDownError):
-        return Outcome.SHUTDOWN
-    if isinstance(error, NoHealthyWorkerError):
-        return Outcome.UNAVAILABLE
-    return Outcome.TIMEOUT if isinstance(error, UpstreamTimeoutError) else Outcome.UPSTREAM_ERROR

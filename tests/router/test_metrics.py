@@ -1,16 +1,21 @@
 from __future__ import annotations
 
+import asyncio
 import random
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
+from engines.fake_worker import Reply
 from router.metrics import TTFT_BUCKETS, RouterMetrics
 from router.policy import decide_explicit
 from router.record import RequestRecord
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
 
 
 def test_ttft_buckets_are_fine_where_answers_are_and_reach_two_minutes() -> None:
@@ -83,3 +88,87 @@ async def test_whole_answers_have_no_ttft(duo: Any) -> None:
     await duo.chat()
     assert duo.metric("crossfill_ttft_seconds_count", model="small", reuse="none") == 0
     assert duo.metric("crossfill_request_duration_seconds_count", model="small") == 1
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}, {"stream": True, "stream_options": {"include_usage": True}}])
+async def test_tokens_are_counted_whether_or_not_the_client_asks_for_usage(
+    fake: Any, start_router: Any, fields: dict[str, Any]
+) -> None:
+    router = await start_router({"small": [await fake(Reply(text="a b c"))]})
+    response = await router.chat("one two three four", **fields)
+    assert router.metric("crossfill_tokens_total", model="small", kind="prompt") == 4
+    assert router.metric("crossfill_tokens_total", model="small", kind="completion") == 3
+    assert (b'"usage": {' in response.content or b'"usage":{' in response.content) is (
+        not fields.get("stream") or "stream_options" in fields
+    )
+
+
+async def test_parts_of_ttft_add_up_to_it(fake: Any, start_router: Any) -> None:
+    router = await start_router({"small": [await fake(Reply(ttft_s=0.2))]})
+    await router.chat(stream=True)
+    name = "crossfill_ttft_part_seconds_sum"
+    parts = {part: router.metric(name, model="small", part=part) for part in ("queue", "route", "upstream")}
+    assert sum(parts.values()) == pytest.approx(
+        router.metric("crossfill_ttft_seconds_sum", model="small", reuse="none")
+    )
+    assert parts["upstream"] >= 0.2
+    assert 0 < parts["queue"] < 0.2
+    assert 0 < parts["route"] < 0.2
+
+
+async def test_a_slow_upload_is_the_queues_part(duo: Any) -> None:
+    async def slow_body() -> AsyncIterator[bytes]:
+        yield b'{"model": "small", "stream": true, '
+        await asyncio.sleep(0.3)
+        yield b'"messages": [{"role": "user", "content": "x"}]}'
+
+    response = await duo.client.post("/v1/chat/completions", content=slow_body())
+    assert response.status_code == 200
+    assert duo.metric("crossfill_ttft_part_seconds_sum", model="small", part="queue") >= 0.3
+    assert duo.metric("crossfill_ttft_part_seconds_sum", model="small", part="route") < 0.3
+
+
+async def test_time_between_tokens(fake: Any, start_router: Any) -> None:
+    router = await start_router({"small": [await fake(Reply(text="a b c d", inter_token_s=0.1))]})
+    await router.chat(stream=True)
+    assert router.metric("crossfill_inter_token_seconds_count", model="small") == 3
+    assert router.metric("crossfill_inter_token_seconds_sum", model="small") >= 0.28
+
+
+async def test_scores_of_routed_requests_only(duo: Any) -> None:
+    await duo.chat("hi", model="small")
+    assert duo.metric("crossfill_score_count", model="small") == 0
+    await duo.chat("hi", model="auto")
+    assert duo.metric("crossfill_score_count", model="small") == 1
+    assert 0 < duo.metric("crossfill_score_sum", model="large") <= 1
+
+
+@pytest.mark.parametrize(
+    ("reply", "stream", "expected"),
+    [
+        (Reply(), True, None),
+        (Reply(status=400, body={"error": {"message": "no"}}), False, "client"),
+        (Reply(status=500, body="boom"), False, "worker"),
+        (Reply(text="a b", no_done=True), True, "worker"),
+        (Reply(text="a b", error_event_after=1), True, "worker"),
+        (Reply(hang=True), True, "timeout"),
+        (Reply(status=503, body="busy"), False, "unavailable"),
+    ],
+    ids=["none", "refused", "failed", "truncated", "event", "hanging", "unavailable"],
+)
+async def test_errors_by_class(fake: Any, start_router: Any, reply: Reply, stream: bool, expected: str | None) -> None:
+    router = await start_router({"small": [await fake(reply)]}, upstream={"first_byte_s": 0.3})
+    await router.chat(stream=stream)
+    classes = ("client", "worker", "timeout", "unavailable", "router")
+    name = "crossfill_errors_total"
+    counted = {one: router.registry.get_sample_value(name, {"model": "small", "class": one}) for one in classes}
+    assert {one for one, count in counted.items() if count} == ({expected} if expected else set())
+
+
+async def test_an_unknown_word_on_reuse_is_no_label(fake: Any, start_router: Any) -> None:
+    replies = [Reply(headers={"x-crossfill-reuse": word}) for word in ("guided", "whatever", "none")]
+    router = await start_router({"small": [await fake(*replies)]})
+    for _ in replies:
+        await router.chat(stream=True)
+    assert router.metric("crossfill_ttft_seconds_count", model="small", reuse="guided") == 1
+    assert router.metric("crossfill_ttft_seconds_count", model="small", reuse="none") == 2

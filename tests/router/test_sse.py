@@ -91,3 +91,31 @@ def test_huge_event_is_passed_on_in_parts() -> None:
     assert meter.feed(b"yy\n\ndata: [DONE]\n\n") == b"yy\n\ndata: [DONE]\n\n"
     assert not meter.is_inside_event
     assert meter.is_done
+
+
+USAGE = {"prompt_tokens": 7, "completion_tokens": 2}
+WITH_USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":2}}\n\n'
+TEXT = b'data: {"choices":[{"index":0,"delta":{"content":"x"}}]}\n\n'
+
+
+@pytest.mark.parametrize("passes_usage", [True, False])
+def test_usage_is_read_and_withheld_from_those_who_did_not_ask(passes_usage: bool) -> None:
+    meter = EventMeter(passes_usage=passes_usage)
+    stream = [TEXT, WITH_USAGE, b"data: [DONE]\n\n"]
+    passed = b"".join(meter.feed(part) for part in stream)
+    assert passed == (b"".join(stream) if passes_usage else TEXT + stream[-1])
+    assert meter.usage == USAGE
+
+
+def test_usage_within_a_content_event_is_taken_out_and_the_rest_kept() -> None:
+    event = b'id: 5\ndata: {"choices":[{"index":0,"delta":{"content":"x"}}],"usage":{"prompt_tokens":7}}\n\n'
+    meter = EventMeter(passes_usage=False)
+    passed = meter.feed(event)
+    assert passed == b'id: 5\ndata: {"choices":[{"index":0,"delta":{"content":"x"}}],"usage":null}\n\n'
+    assert meter.usage == {"prompt_tokens": 7}
+
+
+def test_content_events_are_counted() -> None:
+    meter = EventMeter()
+    meter.feed(TEXT + WITH_USAGE + TEXT + b'data: {"choices":[{"index":0,"text":"x"}]}\n\n: x\n\n')
+    assert meter.content_events == 3
