@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from router.errors import UpstreamTimeoutError
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from collections.abc import AsyncIterator
 
 
 class Deadline:
@@ -20,34 +22,31 @@ class Deadline:
         self._end_s = self._now_s() + total_s
 
     def phase(self, name: str, limit_s: float) -> Phase:
-        """A context whose body is bounded by `limit_s` from now and by what is left of the total."""
+        """A phase that begins now, bounded by `limit_s` and by what is left of the total."""
         end_s = self._now_s() + limit_s
         if self._end_s < end_s:
             return Phase("total", self._total_s, self._end_s)
         return Phase(name, limit_s, end_s)
 
 
+@dataclass(frozen=True, slots=True)
 class Phase:
-    """An async context that raises UpstreamTimeoutError, with its name and limit, at `end_s` of the loop's clock.
+    """A part of a worker request that ends at `end_s` of the loop's clock at the latest."""
 
-    A class and not a generator: it is entered for every chunk of every stream.
-    """
+    name: str
+    limit_s: float
+    end_s: float
 
-    __slots__ = ("_limit_s", "_name", "_timeout", "end_s")
+    @property
+    def error(self) -> UpstreamTimeoutError:
+        """What to raise when it has run out."""
+        return UpstreamTimeoutError(self.name, self.limit_s)
 
-    def __init__(self, name: str, limit_s: float, end_s: float) -> None:
-        self._name = name
-        self._limit_s = limit_s
-        self.end_s = end_s
-        self._timeout = asyncio.timeout_at(end_s)
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    @asynccontextmanager
+    async def limit(self) -> AsyncIterator[None]:
+        """A context whose body is ended with `error` when the phase has run out."""
         try:
-            await self._timeout.__aexit__(kind, error, trace)
+            async with asyncio.timeout_at(self.end_s):
+                yield
         except TimeoutError as timeout:
-            raise UpstreamTimeoutError(self._name, self._limit_s) from timeout
+            raise self.error from timeout

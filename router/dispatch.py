@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Self
 
+from router.alarm import Alarm
 from router.deadline import Deadline
 from router.errors import (
     AnsweredError,
@@ -79,6 +80,7 @@ class StreamAnswer:
         self._between_bytes_s = 0.0
         self._after_done: Deadline | None = None
         self._phase: Phase | None = None
+        self._alarm: Alarm | None = None
 
     def hold(self, held: ExitStack, deadline: Deadline, between_bytes_s: float) -> Self:
         """Take over what keeps the request open, and the limits for what is to come."""
@@ -91,6 +93,8 @@ class StreamAnswer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._alarm is not None:
+            self._alarm.close()
         self._held.close()
 
     async def next_chunk(self, *, is_done: bool, nap_s: float | None) -> bytes | None:
@@ -98,17 +102,15 @@ class StreamAnswer:
 
         Raises ConnectionLostError, UpstreamTimeoutError.
         """
+        self._alarm = self._alarm or Alarm()
         phase = self._phase = self._phase or self._next_phase(is_done=is_done)
         nap_end_s = inf if nap_s is None else asyncio.get_running_loop().time() + nap_s
-        if nap_end_s < phase.end_s:
-            try:
-                async with asyncio.timeout_at(nap_end_s):
-                    chunk = await self._response.read_some()
-            except TimeoutError:
-                return None
-        else:
-            async with phase:
-                chunk = await self._response.read_some()
+        try:
+            chunk = await self._alarm.wait(self._response.read_some(), min(nap_end_s, phase.end_s))
+        except TimeoutError:
+            if phase.end_s <= nap_end_s:
+                raise phase.error from None
+            return None
         self._phase = None
         self._worker.saw_life(self._clock())
         return chunk
@@ -203,7 +205,7 @@ class Dispatcher:
         phase, limit_s = ("first_byte", self._limits.first_byte_s) if chat.stream else ("total", self._limits.total_s)
         with ExitStack() as held:
             held.enter_context(in_flight(worker))
-            async with deadline.phase(phase, limit_s):
+            async with deadline.phase(phase, limit_s).limit():
                 try:
                     response = await self._send(worker, chat, record.request_id)
                     held.callback(response.close)

@@ -56,7 +56,14 @@ class Relay:
         return Heartbeat(send, self._heartbeat_s if is_stream else None, self._metrics.count_heartbeat)
 
     async def send_answer(
-        self, answer: Answer, send: Send, record: RequestRecord, *, passes_usage: bool, has_begun: bool
+        self,
+        answer: Answer,
+        send: Send,
+        record: RequestRecord,
+        *,
+        passes_usage: bool,
+        is_one_choice: bool,
+        has_begun: bool,
     ) -> None:
         """Relay `answer` to its end and set the outcome. A stream that breaks ends with an error frame, not [DONE].
 
@@ -73,7 +80,8 @@ class Relay:
                 await _send_part(send, told_late(record, answer.headers))
             else:
                 await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
-            meter = EventMeter(passes_usage=passes_usage, repair=StreamRepair(self._repair_teller(record)))
+            repair = StreamRepair(self._repair_teller(record))
+            meter = EventMeter(passes_usage=passes_usage, is_one_choice=is_one_choice, repair=repair)
             failure = await self._forward_until_end(answer, meter, send, record)
             rest = meter.finish()
             record.usage = usage_of(meter.usage)

@@ -48,6 +48,11 @@ class ChatRequest:
         options = self.payload.get("stream_options")
         return isinstance(options, dict) and bool(options.get("include_usage"))
 
+    @property
+    def has_one_choice(self) -> bool:
+        """Whether the client asked for one answer (`n`)."""
+        return self.payload.get("n") in (None, 1)
+
     def turns(self) -> tuple[Turn, ...]:
         """The conversation as text: null is empty, all text parts of a list count."""
         messages: Any = self.payload["messages"]

@@ -23,6 +23,13 @@ _BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _DONE = b"[DONE]"
 
+# In a stream of one choice, an event after the first content that sets none of these (null does not count) is one more
+# piece of content, and need not be parsed.
+_PLAIN_START = re.compile(rb'data: \{"id":')
+_SPECIAL = re.compile(
+    rb'"(?:error|tool_calls|finish_reason|usage)"\s*:\s*(?!null)|"object"\s*:\s*"error"|"choices"\s*:\s*\[\s*\]'
+)
+
 _LONGEST_HELD_BYTES = 2**20
 
 _CONTENT_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls", "function_call", "refusal", "audio")
@@ -33,16 +40,20 @@ class EventMeter:
 
     An event reaches the client in one piece, so an error frame can always follow. `content_events`, `has_error` and
     `is_done` tell what went by, `usage` is the last that the worker told; `is_inside_event` says that a huge event had
-    to be passed on in parts. `repair` is told of every event and may change it.
+    to be passed on in parts. `repair` may change events. With `is_one_choice`, content after the first is recognised
+    without being parsed.
     """
 
-    def __init__(self, *, passes_usage: bool = True, repair: StreamRepair | None = None) -> None:
+    def __init__(
+        self, *, passes_usage: bool = True, is_one_choice: bool = False, repair: StreamRepair | None = None
+    ) -> None:
         self.content_events = 0
         self.has_error = False
         self.is_done = False
         self.is_inside_event = False
         self.usage: Mapping[str, Any] | None = None
         self._passes_usage = passes_usage
+        self._is_one_choice = is_one_choice
         self._repair = repair or StreamRepair()
         self._held = b""
         self._is_first = True
@@ -55,6 +66,10 @@ class EventMeter:
     def feed(self, chunk: bytes) -> bytes:
         """The bytes that now make whole events; the rest is held."""
         data = self._held + chunk if self._held else chunk
+        if data.endswith(b"\n\n") and data.find(b"\n\n") == len(data) - 2 and b"\r" not in data:
+            # As good as always a read brings one event; this spares the search for all kinds of line ends.
+            self._held = b""
+            return self._pass(data[:-2], b"\n\n")
         passed: list[bytes] = []
         end = 0
         for blank in _BLANK_LINE.finditer(data):
@@ -87,6 +102,9 @@ class EventMeter:
         if self.is_inside_event:
             # The tail of an event whose head has already gone; its meaning is unknown.
             self.is_inside_event = False
+            return event + end
+        if self._is_one_choice and self.content_events and _PLAIN_START.match(text) and not _SPECIAL.search(text):
+            self.content_events += 1
             return event + end
         data = _data(text)
         if data == _DONE:

@@ -63,7 +63,12 @@ class ChatExchange(Response):
                 async with heartbeat:
                     answer = await self._services.dispatcher.open(self._chat, self._decide, record)
                 await relay.send_answer(
-                    answer, send, record, passes_usage=self._chat.wants_usage, has_begun=heartbeat.has_begun
+                    answer,
+                    send,
+                    record,
+                    passes_usage=self._chat.wants_usage,
+                    is_one_choice=self._chat.has_one_choice,
+                    has_begun=heartbeat.has_begun,
                 )
         except AnsweredError as error:
             if not heartbeat.has_begun:

@@ -119,3 +119,39 @@ def test_content_events_are_counted() -> None:
     meter = EventMeter()
     meter.feed(TEXT + WITH_USAGE + TEXT + b'data: {"choices":[{"index":0,"text":"x"}]}\n\n: x\n\n')
     assert meter.content_events == 3
+
+
+HEAD = b'data: {"id":"c","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":'
+NULLS = b'"reasoning_content":null,"tool_calls":null}'
+SGLANG = HEAD + b'{"role":null,"content":"x",' + NULLS + b',"finish_reason":null}],"usage":null}\n\n'
+KINDS = {
+    "content": SGLANG,
+    "talks of errors": SGLANG.replace(b'"x"', rb'"\"error\": 5, \"usage\": {}, [DONE]"'),
+    "tool call": HEAD + b'{"content":null,"tool_calls":[{"function":{"name":"f"}}]},"finish_reason":null}]}\n\n',
+    "finish": HEAD + b'{"content":null,' + NULLS + b',"finish_reason":"stop"}],"usage":null}\n\n',
+    "finish again": HEAD + b'{"content":""},"finish_reason": "length"}]}\n\n',
+    "usage": b'data: {"id":"c","choices":[],"usage":{"prompt_tokens":7}}\n\n',
+    "usage within": SGLANG.replace(b'"usage":null', b'"usage": {"prompt_tokens":7}'),
+    "error": b'data: {"id":"c","error":{"message":"m"}}\n\n',
+    "flat error": b'data: {"id":"c","object": "error","message":"m"}\n\n',
+    "comment": b": x\n\n",
+    "done": b"data: [DONE]\n\n",
+}
+
+
+@given(st.lists(st.sampled_from(sorted(KINDS)), max_size=12))
+def test_the_short_cut_for_one_choice_changes_nothing(kinds: list[str]) -> None:
+    quick, thorough = EventMeter(passes_usage=False, is_one_choice=True), EventMeter(passes_usage=False)
+    for kind in ["content", *kinds]:
+        assert quick.feed(KINDS[kind]) == thorough.feed(KINDS[kind])
+        seen = [(m.content_events, m.has_error, m.is_done, m.usage) for m in (quick, thorough)]
+        assert seen[0] == seen[1], kind
+
+
+def test_the_short_cut_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    meter = EventMeter(is_one_choice=True)
+    meter.feed(KINDS["content"])
+    monkeypatch.setattr("router.sse.orjson.loads", None)
+    assert meter.feed(KINDS["content"]) == KINDS["content"]
+    with pytest.raises(TypeError):
+        meter.feed(KINDS["finish"])
