@@ -253,7 +253,7 @@ class Dispatcher:
         if response.status in RETRIED_STATUSES:
             return _AttemptFailedError(f"status_{response.status}", error)
         if response.status < 500:
-            worker.saw_life(self._clock())
+            worker.saw_refusal(self._clock())
         return error
 
     def _failed_attempt(self, worker: Worker, error: TransportError) -> _AttemptFailedError:

@@ -47,6 +47,10 @@ class Worker:
         if self.state is not WorkerState.HEALTHY:
             self._become(WorkerState.HEALTHY, "it answers requests")
 
+    def saw_refusal(self, now_s: float) -> None:
+        """The worker refused a request as the client's fault: a sign of life, and no proof that it can serve."""
+        self.last_life_s = now_s
+
     def probe_succeeded(self) -> None:
         """`/health` answered."""
         self.failures = 0

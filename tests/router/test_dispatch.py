@@ -49,6 +49,20 @@ async def test_refusals_leave_the_worker_in_service(fake: Any, start_router: Any
     assert [(await router.chat()).status_code for _ in range(16)] == [400] * 15 + [200]
 
 
+@pytest.mark.parametrize(("reply", "state"), [(Reply(status=400, body=SGLANG_400), "unhealthy"), (Reply(), "healthy")])
+async def test_a_refusal_does_not_bring_an_unhealthy_worker_back(
+    fake: Any, start_router: Any, reply: Reply, state: str
+) -> None:
+    worker = await fake(reply.model_copy(update={"ttft_s": 0.8}))
+    router = await start_router({"small": [worker]}, health={"interval_s": 60, "timeout_s": 1, "unhealthy_after": 1})
+    waiting = asyncio.create_task(router.chat())
+    await router.until(lambda: len(worker.requests) == 1)
+    router.pool.workers[0].probe_failed("scripted", limit=1, is_working=False)
+    assert router.pool.workers[0].state == "unhealthy"
+    await waiting
+    assert router.pool.workers[0].state == state
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [
