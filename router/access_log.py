@@ -31,10 +31,12 @@ def log_request(record: RequestRecord, *, method: str, route: str | None, time_s
         "error_code": record.error_code,
         "model": record.model,
         "worker": record.worker,
+        "prefix_match": record.placement.to_json() if record.placement else None,
         "attempts": record.attempts,
         "retries": record.retries,
         "ttft_s": None if record.ttft_s is None else round(record.ttft_s, 6),
         "duration_s": round(duration_s, 6),
+        "ttft_unknown": record.ttft_unknown,
         "decision": record.decision.to_json() if record.decision else None,
     }
     # Not by log(): that looks for its caller, which takes as long as all the rest.

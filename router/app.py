@@ -22,6 +22,7 @@ from router.health import HealthMonitor
 from router.metrics import RouterMetrics
 from router.relay import Relay
 from router.services import Lifecycle, Services
+from router.sessions import Sessions
 from router.transport import AiohttpTransport
 from router.workers import WorkerPool
 
@@ -55,11 +56,13 @@ def create_app(
     """
     transport = transport or AiohttpTransport(config.upstream.connect_s)
     lifecycle = lifecycle or Lifecycle()
-    pool = WorkerPool(config.models)
+    pool = WorkerPool(config.models, config.affinity)
     metrics = RouterMetrics(registry or _process_registry())
     metrics.watch_workers(pool.workers)
+    sessions = Sessions(config, pool, metrics.sessions)
     dispatcher = Dispatcher(
         pool=pool,
+        sessions=sessions,
         transport=transport,
         limits=config.upstream,
         retry_after_s=max(1, math.ceil(config.health.interval_s)),
@@ -72,7 +75,8 @@ def create_app(
         pool=pool,
         decider=Decider(config, scorer or build_scorer(config.routing)),
         dispatcher=dispatcher,
-        relay=Relay(metrics, lifecycle, config.streams, clock),
+        relay=Relay(metrics, sessions, lifecycle, config.streams, clock),
+        sessions=sessions,
         metrics=metrics,
         lifecycle=lifecycle,
         clock=clock,

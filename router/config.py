@@ -18,6 +18,7 @@ from router.yaml_file import load_yaml
 
 __all__ = [
     "AUTO_MODEL",
+    "AffinityConfig",
     "ConfigError",
     "HealthConfig",
     "HeuristicScorerConfig",
@@ -29,6 +30,7 @@ __all__ = [
     "RouterSections",
     "RoutingConfig",
     "Section",
+    "SessionsConfig",
     "StreamsConfig",
     "UpstreamConfig",
     "load_yaml",
@@ -115,11 +117,13 @@ class ModelConfig(Section):
     """A model and the workers that serve it.
 
     `capability` in [0, 1] is how well the model answers the hardest queries; without it the ladder's default is used.
+    `prefill_tokens_per_s` is how fast a worker prefills; without it the router learns it.
     """
 
     name: ModelName
     workers: tuple[WorkerUrl, ...] = Field(min_length=1)
     capability: float | None = Field(default=None, ge=0, le=1)
+    prefill_tokens_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _workers_differ(self) -> Self:
@@ -161,6 +165,7 @@ class RoutingConfig(Section):
     tau: Finite = 0.3
     sigma: float = Field(default=0.1, ge=0, allow_inf_nan=False)
     scorer: ScorerConfig = HeuristicScorerConfig()
+    ttft_weight: float = Field(default=0, ge=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _ladder_has_two_models(self) -> Self:
@@ -227,6 +232,27 @@ class HealthConfig(Section):
     unhealthy_after: int = Field(default=3, ge=1)
 
 
+class AffinityConfig(Section):
+    """Requests go to the worker that holds the beginning of their prompt.
+
+    `mirror_bytes` is the memory, of all workers together, in which the router notes what they hold. A worker with more
+    than `margin` requests in flight above the least is passed over. `min_share` of a new conversation's prompt must lie
+    on a worker to draw it there.
+    """
+
+    enabled: bool = True
+    mirror_bytes: SizeBytes = Field(default=64 * 2**20, ge=2**16)
+    margin: int = Field(default=8, ge=0)
+    min_share: float = Field(default=0.3, ge=0, le=1)
+
+
+class SessionsConfig(Section):
+    """With `sticky`, later turns of an `auto` conversation stay with its model; `remembered` bounds the turns known."""
+
+    sticky: bool = False
+    remembered: int = Field(default=10_000, ge=1)
+
+
 class RouterSections(Section):
     """A router's settings apart from its models; a larger configuration inherits them."""
 
@@ -236,6 +262,8 @@ class RouterSections(Section):
     streams: StreamsConfig = StreamsConfig()
     upstream: UpstreamConfig = UpstreamConfig()
     health: HealthConfig = HealthConfig()
+    affinity: AffinityConfig = AffinityConfig()
+    sessions: SessionsConfig = SessionsConfig()
 
 
 class RouterConfig(RouterSections):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from router.config import AUTO_MODEL, RecordedScorerConfig
 from router.errors import ModelNotFoundError
 from router.features import conversation_features
-from router.policy import Decision, decide_explicit, decide_routed
+from router.policy import Decision, Situation, decide_explicit, decide_routed
 from router.scorers import Candidate
 from router.scorers.heuristic import HeuristicScorer, default_capabilities
 from router.scorers.recorded import RecordedScorer, read_recorded
@@ -35,7 +35,7 @@ class Decider:
         """Every name that a request may give, the routed one first."""
         return (AUTO_MODEL, *self._concrete) if self._routing.ladder else self._concrete
 
-    def prepare(self, chat: ChatRequest, request_id: str) -> Decide:
+    def prepare(self, chat: ChatRequest, request_id: str, situation: Situation) -> Decide:
         """Score `chat` once; the result decides from that as often as needed. Raises ModelNotFoundError."""
         tau, sigma = self._routing.tau, self._routing.sigma
         if chat.model not in self.models:
@@ -46,7 +46,14 @@ class Decider:
             return lambda _: explicit
         scores = self._scorer.score(conversation_features(chat.turns()), self._candidates)
         return lambda unavailable: decide_routed(
-            request_id, AUTO_MODEL, ladder, scores, tau=tau, sigma=sigma, unavailable=unavailable
+            request_id,
+            AUTO_MODEL,
+            ladder,
+            scores,
+            tau=tau,
+            sigma=sigma,
+            unavailable=unavailable,
+            pinned=situation.pinned,
         )
 
 

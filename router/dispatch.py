@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
+    from router.affinity import Placement
     from router.config import UpstreamConfig
     from router.deadline import Phase
     from router.decider import Decide
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from router.policy import Decision
     from router.record import RequestRecord
     from router.request import ChatRequest
+    from router.sessions import Sessions
     from router.transport import Transport, UpstreamResponse
     from router.worker_answers import Usage
     from router.workers import Worker, WorkerPool
@@ -147,6 +149,7 @@ class Dispatcher:
         self,
         *,
         pool: WorkerPool,
+        sessions: Sessions,
         transport: Transport,
         limits: UpstreamConfig,
         retry_after_s: int,
@@ -155,6 +158,7 @@ class Dispatcher:
         new_id: Callable[[], str],
     ) -> None:
         self._pool = pool
+        self._sessions = sessions
         self._transport = transport
         self._limits = limits
         self._retry_after_s = retry_after_s
@@ -176,29 +180,33 @@ class Dispatcher:
         decision = decide(self._pool.unavailable())
         record.decided_s = self._clock()
         while len(tried) < self._limits.attempts:
-            worker = self._pool.pick(decision.model, tried)
-            if worker is None:
+            placement = self._pool.pick(decision.model, tried, record.prompt)
+            if placement is None:
                 record.decision = record.decision or decision
                 break
-            self._note_attempt(record, decision, worker, failure)
-            tried.append(worker)
+            self._note_attempt(record, decision, placement, failure)
+            tried.append(placement.worker)
             try:
-                return await self._attempt(worker, chat, record, deadline)
+                answer = await self._attempt(placement.worker, chat, record, deadline)
             except _AttemptFailedError as error:
                 failure = error
+            else:
+                self._sessions.answered(record)
+                return answer
             stays_with_model = stays_with_model or failure.broke_worker
             if not stays_with_model:
                 decision = decide(self._pool.unavailable(tried))
         raise failure.answer if failure else self._nobody(record)
 
     def _note_attempt(
-        self, record: RequestRecord, decision: Decision, worker: Worker, failure: _AttemptFailedError | None
+        self, record: RequestRecord, decision: Decision, placement: Placement, failure: _AttemptFailedError | None
     ) -> None:
         if failure is not None:
             record.retries.append(failure.reason)
             self._metrics.count_retry(failure.reason)
-        record.decision, record.worker = decision, worker.id
+        record.decision, record.placement, record.worker = decision, placement, placement.worker.id
         record.attempts += 1
+        record.sent_s = self._clock()
 
     async def _attempt(self, worker: Worker, chat: ChatRequest, record: RequestRecord, deadline: Deadline) -> Answer:
         # An answer in one piece has no byte before its end.

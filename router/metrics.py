@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
     from prometheus_client import CollectorRegistry
 
+    from router.affinity import Placement
+    from router.pins import PinEvent
     from router.record import RequestRecord
     from router.stream_repair import Repair
     from router.workers import Worker
@@ -60,6 +62,7 @@ class RouterMetrics:
         self.registry = registry
         self._make_histograms(partial(Histogram, registry=registry))
         self._make_counters(partial(Counter, registry=registry))
+        self.sessions = SessionMetrics(registry)
         self._in_flight = Gauge(
             "crossfill_in_flight_requests", "Requests that a worker is serving.", ["model", "worker"], registry=registry
         )
@@ -176,12 +179,61 @@ class RouterMetrics:
             self._errors.labels(model, error_class).inc()
         if record.outcome is Outcome.CLIENT_GONE:
             self._disconnects.labels("waiting" if record.status is None else "streaming").inc()
+        if record.placement is not None:
+            self.sessions.observe_placement(record.placement)
         if record.decision is not None:
             self._decisions.labels(model, record.decision.reason.value).inc()
             for name, score in record.decision.scores.items():
                 self._scores.labels(name).observe(score)
             if record.decision.fallback is not None:
                 self._fallbacks.labels(record.decision.fallback).inc()
+
+
+class SessionMetrics:
+    """The series about what is remembered between requests."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._placements = Counter(
+            "crossfill_affinity_decisions", "Chosen workers, by reason.", ["reason"], registry=registry
+        )
+        self._matched_blocks = Counter(
+            "crossfill_affinity_matched_blocks",
+            "Prompt blocks that lay on the worker which got them.",
+            registry=registry,
+        )
+        self._prompt_blocks = Counter(
+            "crossfill_affinity_prompt_blocks", "Prompt blocks sent to workers.", registry=registry
+        )
+        self._evictions = Counter(
+            "crossfill_affinity_evictions", "Digests forgotten to stay within affinity.mirror_bytes.", registry=registry
+        )
+        self._pins = Counter(
+            "crossfill_session_pins", "Answers to auto, by what they did to a pin.", ["event"], registry=registry
+        )
+        self._ttft_unknown = Counter(
+            "crossfill_expected_ttft_unknown",
+            "Expected times to first token left out of a decision, for want of samples.",
+            ["model"],
+            registry=registry,
+        )
+
+    def observe_placement(self, placement: Placement) -> None:
+        """The worker that a request went to last."""
+        self._placements.labels(placement.reason.value).inc()
+        self._matched_blocks.inc(placement.matched_blocks)
+        self._prompt_blocks.inc(placement.prompt_blocks)
+
+    def count_evictions(self, count: int) -> None:
+        """Digests were forgotten for lack of room."""
+        self._evictions.inc(count)
+
+    def count_pin(self, event: PinEvent) -> None:
+        """An answer set the pin of its conversation."""
+        self._pins.labels(event.value).inc()
+
+    def count_ttft_unknown(self, model: str) -> None:
+        """A decision went without the expected time to first token of `model`."""
+        self._ttft_unknown.labels(model).inc()
 
 
 def _load(worker: Worker) -> float:

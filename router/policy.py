@@ -27,6 +27,15 @@ class Reason(StrEnum):
     THRESHOLD_LARGE = "threshold_large"
     THRESHOLD_SMALL = "threshold_small"
     ONLY_HEALTHY = "only_healthy"
+    STICKY = "sticky"
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What is known beside the query: the model that the conversation is with, and what each would take to answer."""
+
+    pinned: str | None = None
+    expected_ttft_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,7 @@ class Decision:
     sigma: float
     ladder: tuple[str, ...] = ()
     unavailable: tuple[str, ...] = ()
+    pinned: str | None = None
     scores: Mapping[str, float] = field(default_factory=dict)
     noise: Mapping[str, float] = field(default_factory=dict)
     scorer: str | None = None
@@ -78,6 +88,7 @@ class Decision:
         optional: JsonObject = {
             "ladder": list(self.ladder),
             "unavailable": list(self.unavailable),
+            "pinned": self.pinned,
             "scores": dict(self.scores),
             "noise": dict(self.noise),
             "scorer": self.scorer,
@@ -119,14 +130,17 @@ def decide_routed(
     tau: float,
     sigma: float,
     unavailable: Collection[str] = (),
+    pinned: str | None = None,
 ) -> Decision:
-    """Choose from `ladder` (small, large) by the threshold, unless exactly one of the two is available."""
+    """Choose from `ladder` (small, large) by the threshold, unless `pinned` or exactly one of the two is available."""
     small, large = ladder
     normals = standard_normals(request_id)
     # Multiplying by a zero sigma would leave negative zeros in the log.
     noise = {name: sigma * z if sigma else 0.0 for name, z in zip(ladder, normals, strict=True)}
     usable = [name for name in ladder if name not in unavailable]
-    if len(usable) == 1:
+    if pinned in usable:
+        model, reason = str(pinned), Reason.STICKY
+    elif len(usable) == 1:
         model, reason = usable[0], Reason.ONLY_HEALTHY
     elif scores.quality[large] + noise[large] > scores.quality[small] + noise[small] + tau:
         model, reason = large, Reason.THRESHOLD_LARGE
@@ -141,6 +155,7 @@ def decide_routed(
         sigma,
         ladder=ladder,
         unavailable=tuple(name for name in ladder if name in unavailable),
+        pinned=pinned,
         scores={name: scores.quality[name] for name in ladder},
         noise=noise,
         scorer=scores.scorer,
@@ -165,4 +180,7 @@ def replay(record: Mapping[str, Any]) -> Decision:
         features=record.get("features", {}),
     )
     unavailable = record.get("unavailable", ())
-    return decide_routed(request_id, requested, ladder, scores, tau=tau, sigma=sigma, unavailable=unavailable)
+    pinned = record.get("pinned")
+    return decide_routed(
+        request_id, requested, ladder, scores, tau=tau, sigma=sigma, unavailable=unavailable, pinned=pinned
+    )

@@ -13,11 +13,13 @@ from router.errors import (
     UpstreamTimeoutError,
     WorkerRefusalError,
 )
+from router.prompt import Prompt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, MutableMapping
     from typing import Any
 
+    from router.affinity import Placement
     from router.errors import AnsweredError
     from router.policy import Decision
     from router.worker_answers import Usage
@@ -54,14 +56,19 @@ class Outcome(StrEnum):
 class RequestRecord:
     """What is known of one request.
 
-    `arrived_s`, `received_s` (its body is there and its turn has come) and `decided_s` are seconds on the monotonic
-    clock, `ttft_s` is from arrival.
+    `arrived_s`, `received_s` (its body is there and its turn has come), `decided_s` and `sent_s` (the last attempt) are
+    seconds on the monotonic clock, `ttft_s` is from arrival. `placement` is that of the last attempt, `ttft_unknown`
+    names models whose prefill speed was asked and not known.
     """
 
     request_id: str
     arrived_s: float
     decision: Decision | None = None
     worker: str | None = None
+    prompt: Prompt = field(default_factory=Prompt)
+    placement: Placement | None = None
+    sent_s: float | None = None
+    ttft_unknown: list[str] = field(default_factory=list)
     attempts: int = 0
     retries: list[str] = field(default_factory=list)
     outcome: Outcome | None = None
@@ -90,6 +97,8 @@ class RequestRecord:
         }
         if self.worker is not None:
             headers["x-crossfill-worker"] = self.worker
+        if self.placement is not None:
+            headers["x-crossfill-prefix"] = self.placement.to_header()
         return [(name.encode(), value.encode("ascii")) for name, value in headers.items()]
 
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from router.metrics import RouterMetrics
     from router.record import RequestRecord
     from router.services import Lifecycle
+    from router.sessions import Sessions
 
     Failure = TransportError | UpstreamTimeoutError | ShuttingDownError
 
@@ -44,9 +45,15 @@ class Relay:
     """Sends answers to clients and notes on the record how they went."""
 
     def __init__(
-        self, metrics: RouterMetrics, lifecycle: Lifecycle, config: StreamsConfig, clock: Callable[[], float]
+        self,
+        metrics: RouterMetrics,
+        sessions: Sessions,
+        lifecycle: Lifecycle,
+        config: StreamsConfig,
+        clock: Callable[[], float],
     ) -> None:
         self._metrics = metrics
+        self._sessions = sessions
         self._lifecycle = lifecycle
         self._heartbeat_s = config.heartbeat_s
         self._clock = clock
@@ -122,7 +129,7 @@ class Relay:
         return None
 
     async def _forward(self, answer: StreamAnswer, meter: EventMeter, send: Send, record: RequestRecord) -> None:
-        pace = _Pace(self._metrics, record)
+        pace = _Pace(self._metrics, self._sessions, record)
         chunk: bytes | None = answer.first
         while chunk != b"":
             if chunk is None:
@@ -146,8 +153,9 @@ class Relay:
 class _Pace:
     """Measures when content comes: the first, and from each to the next."""
 
-    def __init__(self, metrics: RouterMetrics, record: RequestRecord) -> None:
+    def __init__(self, metrics: RouterMetrics, sessions: Sessions, record: RequestRecord) -> None:
         self._metrics = metrics
+        self._sessions = sessions
         self._record = record
         self._observe_gap = metrics.inter_token(record)
         self._seen = 0
@@ -163,6 +171,7 @@ class _Pace:
         else:
             self._record.ttft_s = now_s - self._record.arrived_s
             self._metrics.observe_first_token(self._record, self._record.ttft_s)
+            self._sessions.first_token(self._record)
         self._seen, self._last_s = content_events, now_s
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from router.dispatch import Dispatcher
     from router.metrics import RouterMetrics
     from router.relay import Relay
+    from router.sessions import Sessions
     from router.workers import WorkerPool
 
 
@@ -44,6 +45,7 @@ class Services:
     decider: Decider
     dispatcher: Dispatcher
     relay: Relay
+    sessions: Sessions
     metrics: RouterMetrics
     lifecycle: Lifecycle
     clock: Callable[[], float]

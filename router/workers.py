@@ -8,9 +8,15 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from router.affinity import place
+from router.config import AffinityConfig
+from router.prefix_mirror import ENTRY_BYTES, PrefixMatch, PrefixMirror
+from router.prompt import Prompt
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
 
+    from router.affinity import Placement
     from router.config import ModelConfig
 
 _log = logging.getLogger("crossfill.workers")
@@ -28,14 +34,16 @@ class Worker:
     """One worker process. `id` is `<model>/<index in the configuration>`; it is public, the URL is not.
 
     `last_life_s` is when it last sent anything (monotonic clock), `slow` says that probes fail while it still works.
+    `prefixes` is what it has prefilled since it became healthy, in at most `mirror_entries` digests.
     """
 
-    def __init__(self, model: str, index: int, url: str) -> None:
+    def __init__(self, model: str, index: int, url: str, mirror_entries: int = 0) -> None:
         self.model = model
         self.id = f"{model}/{index}"
         self.url = url
         self.state = WorkerState.STARTING
         self.slow = False
+        self.prefixes = PrefixMirror(mirror_entries)
         self.in_flight = 0
         self.failures = 0
         self.last_life_s = float("-inf")
@@ -81,14 +89,19 @@ class Worker:
         level = logging.WARNING if state is WorkerState.UNHEALTHY else logging.INFO
         _log.log(level, "worker %s (%s) is %s: %s", self.id, self.url, state.value, reason)
         self.state = state
+        if state is WorkerState.HEALTHY:
+            # It may have been started anew, with an empty cache.
+            self.prefixes.clear()
 
 
 class WorkerPool:
-    """All workers, by model."""
+    """All workers, by model. The memory of `affinity` is shared out evenly among them."""
 
-    def __init__(self, models: Sequence[ModelConfig]) -> None:
+    def __init__(self, models: Sequence[ModelConfig], affinity: AffinityConfig | None = None) -> None:
+        self._affinity = affinity or AffinityConfig()
+        entries = self._affinity.mirror_bytes // sum(len(model.workers) for model in models) // ENTRY_BYTES
         self._by_model = {
-            model.name: tuple(Worker(model.name, index, url) for index, url in enumerate(model.workers))
+            model.name: tuple(Worker(model.name, index, url, entries) for index, url in enumerate(model.workers))
             for model in models
         }
         self._turn = dict.fromkeys(self._by_model, 0)
@@ -107,14 +120,20 @@ class WorkerPool:
         """Models that have no healthy worker outside `tried`."""
         return frozenset(model for model in self._by_model if not self._candidates(model, tried))
 
-    def pick(self, model: str, tried: Collection[Worker] = ()) -> Worker | None:
-        """The healthy worker with the least in flight, slow ones last; equals take turns. None if there is none."""
+    def longest_match(self, model: str, prompt: Prompt) -> PrefixMatch:
+        """The most that a healthy worker of `model` holds of `prompt`. May be called from any thread."""
+        matches = [worker.prefixes.match(prompt) for worker in self._candidates(model, ())]
+        return max(matches, key=lambda match: match.blocks, default=PrefixMatch())
+
+    def pick(self, model: str, tried: Collection[Worker] = (), prompt: Prompt | None = None) -> Placement | None:
+        """A healthy worker, by prefix and load; slow ones last, equals take turns. None if there is none."""
         candidates = self._candidates(model, tried)
         if not candidates:
             return None
         turn = self._turn[model] = self._turn[model] + 1
         rotated = [candidates[(turn + offset) % len(candidates)] for offset in range(len(candidates))]
-        return min(rotated, key=lambda worker: (worker.slow, worker.in_flight))
+        quick = [worker for worker in rotated if not worker.slow]
+        return place(quick or rotated, prompt or Prompt(), self._affinity)
 
     def _candidates(self, model: str, tried: Collection[Worker]) -> list[Worker]:
         return [

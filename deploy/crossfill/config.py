@@ -38,6 +38,7 @@ class StackModel(Section):
     replicas: int = Field(default=1, ge=1, le=64)
     urls: tuple[WorkerUrl, ...] = ()
     capability: float | None = Field(default=None, ge=0, le=1)
+    prefill_tokens_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     worker: Worker = WorkerSettings()
 
     @model_validator(mode="after")
@@ -84,7 +85,12 @@ class StackConfig(RouterSections):
         """The router's configuration, given the addresses of the workers started here, by model."""
         return RouterConfig(
             models=tuple(
-                ModelConfig(name=m.name, workers=m.urls or tuple(started[m.name]), capability=m.capability)
+                ModelConfig(
+                    name=m.name,
+                    workers=m.urls or tuple(started[m.name]),
+                    capability=m.capability,
+                    prefill_tokens_per_s=m.prefill_tokens_per_s,
+                )
                 for m in self.models
             ),
             **{name: getattr(self, name) for name in RouterSections.model_fields},

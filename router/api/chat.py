@@ -8,6 +8,7 @@ from router.body import BodyReader, parse_json_object
 from router.client import while_client_listens
 from router.decider import Decide
 from router.errors import AnsweredError
+from router.namespace import LOCAL_TENANT, extra_key
 from router.record import record_of
 from router.request import ChatRequest, parse_chat
 from router.services import Services
@@ -26,7 +27,8 @@ def chat_routes(services: Services) -> APIRouter:
         def understand(body: bytes) -> tuple[ChatRequest, Decide]:
             record.received_s = services.clock()
             chat = parse_chat(parse_json_object(body, limits), limits)
-            return chat, services.decider.prepare(chat, record.request_id)
+            situation = services.sessions.situation(record, chat.payload, extra_key(LOCAL_TENANT, chat.cache_salt))
+            return chat, services.decider.prepare(chat, record.request_id, situation)
 
         return await reader.read(request, understand)
 

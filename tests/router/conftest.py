@@ -86,7 +86,11 @@ def router_starter(held: AsyncExitStack) -> Callable[..., Any]:
         # Without noise, so that no test depends on the id that its request happens to get.
         routing = {"ladder": ["small", "large"], "sigma": 0.0} if {"small", "large"} <= set(models) else {}
         routing |= config.pop("routing", {})
-        listed = [{"name": name, "workers": workers} for name, workers in urls.items()]
+        rates = config.pop("prefill_tokens_per_s", {})
+        listed = [
+            {"name": name, "workers": workers, "prefill_tokens_per_s": rates.get(name)}
+            for name, workers in urls.items()
+        ]
         settings = RouterConfig.model_validate({"models": listed, "routing": routing, "health": FAST_HEALTH} | config)
         registry, lifecycle = CollectorRegistry(), Lifecycle()
         options = {"new_id": new_id} if new_id else {}

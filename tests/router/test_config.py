@@ -61,7 +61,7 @@ def test_sizes_may_have_units_and_paths_are_relative_to_the_file(tmp_path: Path)
         (f"{MODELS}tau: 0.1\n", ":4: unknown key 'tau'; did you mean 'routing.tau'?"),
         (
             f"{MODELS}routing: {{zzz: 1}}\n",
-            ":4: unknown key 'routing.zzz'; expected one of: ladder, tau, sigma, scorer",
+            ":4: unknown key 'routing.zzz'; expected one of: ladder, tau, sigma, scorer, ttft_weight",
         ),
         (
             "models:\n  - name: small\n    worker: ['http://a']\n",

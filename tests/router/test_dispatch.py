@@ -272,9 +272,9 @@ def test_slow_workers_are_chosen_last() -> None:
     slow, quick = pool.workers
     for worker in pool.workers:
         worker.probe_succeeded()
-    assert {pool.pick("m"), pool.pick("m")} == {slow, quick}
+    assert {pool.pick("m").worker, pool.pick("m").worker} == {slow, quick}
     slow.slow, quick.in_flight = True, 5
-    assert [pool.pick("m") for _ in range(4)] == [quick] * 4
+    assert [pool.pick("m").worker for _ in range(4)] == [quick] * 4
 
 
 async def test_explicit_model_never_becomes_another(fake: Any, start_router: Any, closed_port_url: str) -> None:
