@@ -14,7 +14,7 @@ help:
 	@echo "make run      set up, make the demo models, start two workers and the router (Ctrl-C stops all of it)"
 	@echo "make test     set up, run every test; real SGLang workers included (about 10 minutes)"
 	@echo "make check    format, lint, types, import directions, docs"
-	@echo "make bench    measure the kernels and a worker on this machine"
+	@echo "make bench    measure the kernels, the router and a worker on this machine"
 	@echo "make setup    only the virtual environment (.venv) and the models (var/models)"
 	@echo "make clean    remove what runs made; 'make distclean' removes .venv and var too"
 
@@ -48,6 +48,7 @@ format: $(READY)
 
 bench: setup
 	$(BIN)/python kernels/benchmarks/paged_attention.py
+	$(BIN)/crossfill bench router
 	$(BIN)/crossfill bench worker
 
 clean:

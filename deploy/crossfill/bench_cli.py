@@ -36,3 +36,23 @@ def worker(
         output=output,
         console=Console(),
     )
+
+
+@app.command()
+def router(
+    levels: Annotated[str, typer.Option(help="Streams in flight, on average.")] = "1,10,50",
+    seconds: Annotated[float, typer.Option(min=0.1, help="Seconds measured at each level.")] = 20.0,
+    seed: Annotated[int, typer.Option(help="Of arrivals and prompts.")] = 0,
+    scorer_file: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="A learned scorer to route by.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Also write the results as JSON.")] = None,
+) -> None:
+    """What the router adds to the time to first token, and its CPU time, against the same load sent directly."""
+    from rich.console import Console
+
+    from crossfill.bench_router import bench_router
+    from crossfill.bench_router_report import RouterBench
+
+    bench = RouterBench(tuple(int(part) for part in levels.split(",")), seconds, seed, scorer_file)
+    bench_router(bench, output=output, console=Console())

@@ -10,12 +10,14 @@ from dataclasses import asdict, dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Self
 
+import uvloop
 from aiohttp import web
 
 from engines.fake_worker import shapes
 from engines.fake_worker.script import Script, SlowHealth
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
     from engines.fake_worker.script import Health, Reply
@@ -193,20 +195,21 @@ class _Exchange:
             await response.write(self._gzip.end())
         return response
 
-    def _events(self) -> list[tuple[bytes, _Kind]]:
+    def _events(self) -> Iterator[tuple[bytes, _Kind]]:
         """The body of the stream, a write each."""
         reply = self._reply
         if reply.raw_chunks is not None:
-            return [(data, _Kind.CONTENT) for data in reply.raw_chunks]
-        events = [(self._chunk({"role": "assistant", "content": ""}), _Kind.ROLE)]
-        events += [(self._chunk(delta), _Kind.CONTENT) for delta in reply.deltas()]
-        events.append((self._chunk({}, shapes.finish_reason(reply)), _Kind.END))
+            yield from ((data, _Kind.CONTENT) for data in reply.raw_chunks)
+            return
+        yield self._chunk({"role": "assistant", "content": ""}), _Kind.ROLE
+        for delta in reply.deltas():
+            yield self._chunk(delta), _Kind.CONTENT
+        yield self._chunk({}, shapes.finish_reason(reply)), _Kind.END
         if (self._body.get("stream_options") or {}).get("include_usage"):
             usage = shapes.usage_chunk(self._id, self._model, shapes.usage(self._body, reply))
-            events.append((shapes.event(usage), _Kind.END))
+            yield shapes.event(usage), _Kind.END
         if not reply.no_done:
-            events.append((shapes.DONE, _Kind.END))
-        return events
+            yield shapes.DONE, _Kind.END
 
     def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
         return shapes.event(shapes.chunk(self._id, self._model, delta, finish_reason))
@@ -214,7 +217,7 @@ class _Exchange:
 
 def run(script: Script, host: str = "127.0.0.1", port: int = 30000) -> None:
     """Serve `script` until SIGTERM or SIGINT."""
-    asyncio.run(_serve(script, host, port))
+    uvloop.run(_serve(script, host, port))
 
 
 async def _serve(script: Script, host: str, port: int) -> None:
