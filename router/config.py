@@ -107,10 +107,11 @@ class Section(BaseModel):
 
 
 class ListenConfig(Section):
-    """Where the router listens; port 0 lets the system choose one."""
+    """Where the router listens, and in how many processes; port 0 lets the system choose one."""
 
     host: str = Field(default="127.0.0.1", min_length=1)
     port: Port = 8000
+    processes: int = Field(default=1, ge=1, le=64)
 
 
 class ModelConfig(Section):

@@ -64,10 +64,18 @@ class RouterMetrics:
         self._make_counters(partial(Counter, registry=registry))
         self.sessions = SessionMetrics(registry)
         self._in_flight = Gauge(
-            "crossfill_in_flight_requests", "Requests that a worker is serving.", ["model", "worker"], registry=registry
+            "crossfill_in_flight_requests",
+            "Requests that a worker is serving.",
+            ["model", "worker"],
+            registry=registry,
+            multiprocess_mode="livesum",
         )
         self._up = Gauge(
-            "crossfill_worker_up", "1 if the worker is healthy, else 0.", ["model", "worker"], registry=registry
+            "crossfill_worker_up",
+            "1 if the worker is healthy to every router process, else 0.",
+            ["model", "worker"],
+            registry=registry,
+            multiprocess_mode="livemin",
         )
 
     def _make_histograms(self, histogram: Callable[..., Histogram]) -> None:
@@ -127,11 +135,15 @@ class RouterMetrics:
         self._http = counter("crossfill_http_requests", "HTTP requests by route template.", ["route", "status"])
 
     def watch_workers(self, workers: Iterable[Worker]) -> None:
-        """Read load and state of `workers` at each scrape."""
+        """Show load and state of `workers`, now and after each change.
+
+        Not by functions that are called at a scrape: of several processes only the one that is asked would be seen.
+        """
         for worker in workers:
             labels = {"model": worker.model, "worker": worker.id}
-            self._in_flight.labels(**labels).set_function(partial(_load, worker))
-            self._up.labels(**labels).set_function(partial(_is_up, worker))
+            show = partial(_show, self._in_flight.labels(**labels), self._up.labels(**labels))
+            show(worker)
+            worker.on_change = show
 
     def count_retry(self, reason: str) -> None:
         """One more attempt, on a further worker."""
@@ -236,9 +248,6 @@ class SessionMetrics:
         self._ttft_unknown.labels(model).inc()
 
 
-def _load(worker: Worker) -> float:
-    return worker.in_flight
-
-
-def _is_up(worker: Worker) -> float:
-    return 1.0 if worker.state is WorkerState.HEALTHY else 0.0
+def _show(in_flight: Gauge, up: Gauge, worker: Worker) -> None:
+    in_flight.set(worker.in_flight)
+    up.set(worker.state is WorkerState.HEALTHY)

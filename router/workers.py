@@ -14,7 +14,7 @@ from router.prefix_mirror import ENTRY_BYTES, PrefixMatch, PrefixMirror
 from router.prompt import Prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from router.affinity import Placement
     from router.config import ModelConfig
@@ -35,6 +35,7 @@ class Worker:
 
     `last_life_s` is when it last sent anything (monotonic clock), `slow` says that probes fail while it still works.
     `prefixes` is what it has prefilled since it became healthy, in at most `mirror_entries` digests.
+    `on_change` is called after each change of `state` and `in_flight`.
     """
 
     def __init__(self, model: str, index: int, url: str, mirror_entries: int = 0) -> None:
@@ -48,6 +49,7 @@ class Worker:
         self.failures = 0
         self.last_life_s = float("-inf")
         self.probe_now = asyncio.Event()
+        self.on_change: Callable[[Worker], None] = lambda _: None
 
     def saw_life(self, now_s: float) -> None:
         """The worker sent part of an answer: it is alive, whatever probes say."""
@@ -92,6 +94,7 @@ class Worker:
         if state is WorkerState.HEALTHY:
             # It may have been started anew, with an empty cache.
             self.prefixes.clear()
+        self.on_change(self)
 
 
 class WorkerPool:
@@ -145,7 +148,9 @@ class WorkerPool:
 def in_flight(worker: Worker) -> Iterator[None]:
     """Count one request on `worker` while the context is open."""
     worker.in_flight += 1
+    worker.on_change(worker)
     try:
         yield
     finally:
         worker.in_flight -= 1
+        worker.on_change(worker)

@@ -52,12 +52,20 @@ def up(
 
 
 @app.command()
-def serve(config: Annotated[Path, typer.Argument(help="The router's YAML file; workers run elsewhere.")]) -> None:
+def serve(
+    config: Annotated[Path, typer.Argument(help="The router's YAML file; workers run elsewhere.")],
+    processes: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Router processes, instead of what the file says.")
+    ] = None,
+) -> None:
     """Run only the router."""
     from router.config import RouterConfig, load_yaml
-    from router.serve import run
+    from router.processes import run
 
-    run(load_yaml(config, RouterConfig))
+    router = load_yaml(config, RouterConfig)
+    if processes is not None:
+        router = router.model_copy(update={"listen": router.listen.model_copy(update={"processes": processes})})
+    run(router)
 
 
 @app.command(context_settings={"allow_extra_args": True})

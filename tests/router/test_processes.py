@@ -1,0 +1,325 @@
+"""Several router processes on one address: real processes, real sockets, a fake worker."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import sys
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from prometheus_client.mmap_dict import MmapedDict
+
+from engines.fake_worker import Reply
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+PROGRAM = """
+import sys
+from crossfill.cli import main
+main()
+"""
+STREAM = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}
+
+
+@dataclass
+class Service:
+    """A parent with its children, seen from outside. `pids` are those started so far in each slot."""
+
+    process: asyncio.subprocess.Process
+    folder: Path
+    url: str = ""
+    log: str = ""
+    pids: dict[int, list[int]] = field(default_factory=dict)
+
+    async def read_log(self, until: Callable[[], bool]) -> None:
+        assert self.process.stderr is not None
+        async with asyncio.timeout(60):
+            while not until():
+                line = (await self.process.stderr.readline()).decode()
+                assert line, f"the router ended:\n{self.log}"
+                self._note(line)
+
+    def _note(self, line: str) -> None:
+        self.log += line
+        if match := re.search(r"process (\d+) started \(pid (\d+)\)", line):
+            self.pids.setdefault(int(match[1]), []).append(int(match[2]))
+        if match := re.search(r"processes running on (\S+)", line):
+            self.url = match[1]
+
+    def healthy(self) -> int:
+        return self.log.count("is healthy: its probe succeeded")
+
+    async def end(self) -> int:
+        _, errors = await asyncio.wait_for(self.process.communicate(), 60)
+        self.log += errors.decode()
+        assert self.process.returncode is not None
+        return self.process.returncode
+
+    def served(self) -> dict[str, float]:
+        """Chat requests that each slot has counted itself, from the files that the processes write."""
+        counted = {}
+        for path in self.folder.glob("crossfill-metrics-*/counter_*.db"):
+            entries = MmapedDict.read_all_values_from_file(str(path))
+            counted[path.stem] = sum(value for key, value, *_ in entries if '"crossfill_requests_total"' in key)
+        return counted
+
+
+def router_file(folder: Path, workers: list[str], **listen: Any) -> Path:
+    path = folder / "router.yaml"
+    config = {
+        "listen": {"port": 0} | listen,
+        "models": [{"name": "m", "workers": workers}],
+        "health": {"interval_s": 0.05},
+    }
+    path.write_text(json.dumps(config))
+    return path
+
+
+async def launch(folder: Path, file: Path, *options: str) -> Service:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", PROGRAM, "serve", str(file), *options),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(folder)},
+    )
+    return Service(process, folder)
+
+
+@asynccontextmanager
+async def serving(folder: Path, workers: list[str], processes: int) -> AsyncIterator[Service]:
+    """A service of which every process sees every worker; killed with its children if a test leaves it running."""
+    service = await launch(folder, router_file(folder, workers, processes=processes))
+    try:
+        await service.read_log(lambda: bool(service.url) and service.healthy() == processes * len(workers))
+        yield service
+    finally:
+        if service.process.returncode is None:
+            service.process.kill()
+            await service.end()
+
+
+async def scrape(url: str) -> dict[str, float]:
+    """A scrape on a connection of its own."""
+    async with httpx.AsyncClient() as client:
+        text = (await client.get(f"{url}/metrics")).text
+    return {name: float(value) for name, value in re.findall(r"^([^#\s]\S*) (\S+)$", text, re.MULTILINE)}
+
+
+def requests_of(scraped: dict[str, float]) -> float:
+    return scraped.get('crossfill_requests_total{model="m",outcome="ok"}', 0.0)
+
+
+async def chat(url: str, count: int) -> None:
+    for _ in range(count):
+        async with httpx.AsyncClient() as client:
+            answer = await client.post(f"{url}/v1/chat/completions", json={**STREAM, "stream": False}, timeout=30)
+            assert answer.status_code == 200
+
+
+async def until_counted(url: str, count: float) -> None:
+    """A request is counted when its answer has gone out, which its client may see a moment earlier."""
+    async with asyncio.timeout(10):
+        while requests_of(await scrape(url)) < count:  # noqa: ASYNC110 - another process, not an event
+            await asyncio.sleep(0.01)
+
+
+async def test_every_scrape_shows_all_processes(fake: Any, tmp_path: Path) -> None:
+    worker = await fake()
+    async with serving(tmp_path, [worker.url], 4) as service:
+        await chat(service.url, 100)
+        await until_counted(service.url, 100)
+        served = service.served()
+        assert len(served) == 4, "otherwise this test shows nothing"
+        assert all(0 < count < 100 for count in served.values())
+        scrapes = [await scrape(service.url) for _ in range(10)]
+        assert [requests_of(scraped) for scraped in scrapes] == [100] * 10
+        durations = [scraped['crossfill_request_duration_seconds_count{model="m"}'] for scraped in scrapes]
+        assert durations == [100] * 10
+        assert all(scraped['crossfill_worker_up{model="m",worker="m/0"}'] == 1 for scraped in scrapes)
+        # A scrape is a request too: this one rises while it is looked at.
+        looks = [scraped.get('crossfill_http_requests_total{route="/metrics",status="200"}', 0) for scraped in scrapes]
+        assert looks == sorted(looks)
+        assert looks[-1] > looks[0]
+        assert not any("pid=" in name for name in scrapes[0])
+
+
+async def test_in_flight_is_the_sum_over_processes(fake: Any, tmp_path: Path) -> None:
+    worker = await fake(Reply(hang=True))
+    name = 'crossfill_in_flight_requests{model="m",worker="m/0"}'
+    async with serving(tmp_path, [worker.url], 2) as service:
+        async with asyncio.TaskGroup() as group:
+            waiting = [group.create_task(hang(service.url)) for _ in range(12)]
+            async with asyncio.timeout(20):
+                while len(worker.requests) < 12:  # noqa: ASYNC110 - another process, not an event
+                    await asyncio.sleep(0.01)
+            assert [(await scrape(service.url))[name] for _ in range(4)] == [12] * 4
+            for task in waiting:
+                task.cancel()
+        async with asyncio.timeout(10):
+            while (await scrape(service.url))[name]:  # noqa: ASYNC110 - another process, not an event
+                await asyncio.sleep(0.01)
+
+
+async def hang(url: str) -> None:
+    async with httpx.AsyncClient() as client:
+        await client.post(f"{url}/v1/chat/completions", json=STREAM, timeout=None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_lets_streams_of_all_processes_finish(fake: Any, tmp_path: Path, number: signal.Signals) -> None:
+    worker = await fake(Reply(text="a b c d e", inter_token_s=0.3))
+    async with serving(tmp_path, [worker.url], 2) as service, httpx.AsyncClient(timeout=30) as client:
+        streaming = [
+            asyncio.create_task(client.post(f"{service.url}/v1/chat/completions", json=STREAM)) for _ in range(12)
+        ]
+        async with asyncio.timeout(20):
+            while len(worker.requests) < 12:  # noqa: ASYNC110 - another process, not an event
+                await asyncio.sleep(0.01)
+        service.process.send_signal(number)
+        answers = [(await stream).content for stream in streaming]
+        assert all(answer.endswith(b"data: [DONE]\n\n") for answer in answers)
+        assert await service.end() == 0, service.log
+    assert "starts again" not in service.log
+    assert not metrics_folders(tmp_path)
+
+
+async def test_a_killed_process_is_started_again_and_no_counter_falls(fake: Any, tmp_path: Path) -> None:
+    worker = await fake()
+    async with serving(tmp_path, [worker.url], 2) as service:
+        await chat(service.url, 40)
+        await until_counted(service.url, 40)
+        served = service.served()
+        assert all(served[f"counter_{slot}"] > 0 for slot in (0, 1)), "else the killed one has nothing to lose"
+        [victim] = service.pids[1]
+        os.kill(victim, signal.SIGKILL)
+        await service.read_log(lambda: "starts again" in service.log)
+        assert requests_of(await scrape(service.url)) == 40
+        await service.read_log(lambda: len(service.pids[1]) == 2 and service.healthy() == 3)
+        assert re.search(rf"process 1 \(pid {victim}\) ended by SIGKILL, starts again in 1 s", service.log)
+        scrapes = [await scrape(service.url) for _ in range(5)]
+        assert [requests_of(scraped) for scraped in scrapes] == [40] * 5
+        assert all(scraped['crossfill_worker_up{model="m",worker="m/0"}'] == 1 for scraped in scrapes)
+        await chat(service.url, 40)
+        await until_counted(service.url, 80)
+        assert service.served()["counter_1"] > served["counter_1"], "the new process goes on with the old one's count"
+        assert len(service.served()) == 2
+        service.process.send_signal(signal.SIGTERM)
+        assert await service.end() == 0, service.log
+
+
+async def test_children_end_when_their_parent_is_killed(fake: Any, tmp_path: Path) -> None:
+    worker = await fake()
+    async with serving(tmp_path, [worker.url], 2) as service:
+        pids = [pid for started in service.pids.values() for pid in started]
+        assert sorted(map(str, pids)) == sorted(children_of(service.process.pid))
+        assert all(map(is_running, pids))
+        service.process.kill()
+        async with asyncio.timeout(20):
+            while any(is_running(pid) for pid in pids):  # noqa: ASYNC110 - another process, not an event
+                await asyncio.sleep(0.02)
+        # Their ends of the log close with them, so this waits for nobody.
+        assert await service.end() == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("how", ["second signal", "parent killed"])
+async def test_a_stop_can_be_hurried(fake: Any, tmp_path: Path, how: str) -> None:
+    worker = await fake(Reply(hang=True))
+    async with serving(tmp_path, [worker.url], 2) as service:
+        waiting = asyncio.create_task(hang(service.url))
+        async with asyncio.timeout(10):
+            while not worker.requests:  # noqa: ASYNC110 - another process, not an event
+                await asyncio.sleep(0.01)
+        service.process.send_signal(signal.SIGTERM)
+        # The idle process ends; the other one waits for its request.
+        await service.read_log(lambda: "Finished server process" in service.log)
+        [busy] = [pid for [pid] in service.pids.values() if f"Finished server process [{pid}]" not in service.log]
+        assert is_running(busy)
+        service.process.send_signal(signal.SIGINT if how == "second signal" else signal.SIGKILL)
+        async with asyncio.timeout(10):  # without hurry it would take 30 s
+            while is_running(busy):  # noqa: ASYNC110 - another process, not an event
+                await asyncio.sleep(0.02)
+        await service.end()
+        await asyncio.wait([waiting], timeout=10)
+        assert waiting.done(), "the client was told nothing"
+        waiting.exception()
+
+
+async def test_a_process_that_cannot_start_again_says_why_and_tries_on(fake: Any, tmp_path: Path) -> None:
+    worker = await fake()
+    scores = tmp_path / "scores.jsonl"
+    scores.write_text('{"prompt": "x", "scores": {"m": 0.5, "n": 0.5}}\n')
+    models = [{"name": name, "workers": [worker.url]} for name in ("m", "n")]
+    routing = {"ladder": ["m", "n"], "scorer": {"kind": "recorded", "path": str(scores)}}
+    file = router_file(tmp_path, [worker.url], processes=2)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"models": models, "routing": routing}))
+    service = await launch(tmp_path, file)
+    await service.read_log(lambda: service.healthy() == 4)
+    kept = scores.rename(tmp_path / "kept.jsonl")
+    os.kill(service.pids[1][0], signal.SIGKILL)
+    await service.read_log(lambda: service.log.count("starts again") == 2)
+    assert (
+        f"ended with status 3 ({scores}: cannot be read: No such file or directory), starts again in 2 s" in service.log
+    )
+    kept.rename(scores)
+    await chat(service.url, 1)
+    await service.read_log(lambda: service.healthy() == 6)
+    service.process.send_signal(signal.SIGTERM)
+    assert await service.end() == 0, service.log
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def children_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def metrics_folders(folder: Path) -> list[Path]:
+    return list(folder.glob("crossfill-metrics-*"))
+
+
+async def test_the_option_overrides_the_file_and_one_process_has_no_parent(fake: Any, tmp_path: Path) -> None:
+    worker = await fake()
+    file = router_file(tmp_path, [worker.url], processes=2)
+    service = await launch(tmp_path, file, "--processes", "1")
+    await service.read_log(lambda: "Uvicorn running on http://" in service.log)
+    assert "process 0" not in service.log
+    assert children_of(service.process.pid) == []
+    service.process.send_signal(signal.SIGTERM)
+    assert await service.end() == 0
+
+
+async def test_what_keeps_a_process_from_starting_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "router.yaml"
+    path.write_text(
+        "listen: {port: 0, processes: 4}\n"
+        "models: [{name: a, workers: ['http://a']}, {name: b, workers: ['http://b']}]\n"
+        "routing: {ladder: [a, b], scorer: {kind: recorded, path: none.jsonl}}\n"
+    )
+    service = await launch(tmp_path, path)
+    assert await service.end() == 1
+    assert (
+        service.log.splitlines()[-1]
+        == f"crossfill: {tmp_path / 'none.jsonl'}: cannot be read: No such file or directory"
+    )
+    assert service.log.count("started (pid") == 1, "the others did not try"
+
+
+async def test_a_taken_port_is_one_line(duo: Any, tmp_path: Path) -> None:
+    port = int(duo.url.rsplit(":", 1)[1])
+    service = await launch(tmp_path, router_file(tmp_path, ["http://127.0.0.1:9"], port=port, processes=2))
+    assert await service.end() == 1
+    assert service.log.splitlines() == [f"crossfill: cannot listen on 127.0.0.1:{port}: Address already in use"]
