@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from crossfill.bench_load import Address, LoadPlan, LoadResult, cpu_time_s
-from crossfill.bench_router_report import LevelResult, RouterBench, level_result, report, table
+from crossfill.bench_router_report import LevelResult, RouterBench, has_keys, level_result, report, table
 from crossfill.errors import BenchError
 from crossfill.ports import Ports
 
@@ -158,10 +158,27 @@ def _started(bench: RouterBench, folder: Path) -> Iterator[tuple[Address, int, t
             held.enter_context(_process(folder, model, "fake-worker", str(script), "--port", str(port)))
             workers.append(Address("127.0.0.1", port, model))
         port, file = ports.take(), folder / "router.yaml"
-        file.write_text(yaml.safe_dump(_router_config(bench, workers, port)), encoding="utf-8")
+        auth, key = _auth(folder)
+        file.write_text(yaml.safe_dump(_router_config(bench, workers, port) | auth), encoding="utf-8")
         process = held.enter_context(_process(folder, "router", "serve", str(file)))
         _wait_until_ready(port, process, folder / "router.log")
-        yield Address("127.0.0.1", port, "auto"), process.pid, tuple(workers)
+        yield Address("127.0.0.1", port, "auto", key), process.pid, tuple(workers)
+
+
+def _auth(folder: Path) -> tuple[dict[str, Any], str | None]:
+    """The section of a router that wants API keys, and a key for it; nothing if this version has no keys."""
+    if not has_keys():
+        return {}, None
+    file = folder / "keys"
+    made = subprocess.run(  # noqa: S603  # our own program
+        [sys.executable, "-m", "crossfill", "keys", "add", "bench", "--file", str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if made.returncode:
+        raise BenchError(f"no API key could be made: {made.stderr.strip()[-300:]}")
+    return {"auth": {"keys_file": str(file)}}, made.stdout.strip()
 
 
 def _script(bench: RouterBench, model: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from crossfill.bench_load import LoadResult
 from crossfill.machine import describe_machine
+from router.config import RouterSections
 
 MEDIAN_TARGET_S, P99_TARGET_S, P99_TARGET_LEVEL, CPU_TARGET_S = 0.003, 0.015, 50, 0.003
 
@@ -124,6 +125,7 @@ def report(bench: RouterBench, results: Sequence[LevelResult]) -> dict[str, Any]
     return {
         "machine": describe_machine(),
         "command": sys.argv,
+        "keys": has_keys(),
         "bench": {**asdict(bench), "scorer_file": str(bench.scorer_file) if bench.scorer_file else None},
         "targets": {
             "added_median_s": MEDIAN_TARGET_S,
@@ -135,11 +137,17 @@ def report(bench: RouterBench, results: Sequence[LevelResult]) -> dict[str, Any]
     }
 
 
+def has_keys() -> bool:
+    """Whether routers of this version know API keys, and the measured one therefore checks one for each request."""
+    return "auth" in RouterSections.model_fields
+
+
 def table(bench: RouterBench, results: Sequence[LevelResult]) -> Table:
     """The figures for people, with the targets below."""
     shown = Table(
         title=f"Router, streams of {bench.chunks} chunks at {1 / bench.inter_token_s:.0f} a second; "
-        "added is routed less direct, with its 95 % interval",
+        "added is routed less direct, with its 95 % interval; "
+        f"keys {'on' if has_keys() else 'absent'}, scorer {'learned' if bench.scorer_file else 'heuristic'}",
         caption=f"Targets at {P99_TARGET_LEVEL} in flight: added median ≤ {MEDIAN_TARGET_S * 1e3:.0f} ms, "
         f"p99 ≤ {P99_TARGET_S * 1e3:.0f} ms, CPU ≤ {CPU_TARGET_S * 1e3:.0f} ms a request. All times in ms.",
     )
