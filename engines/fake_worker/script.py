@@ -30,10 +30,11 @@ Health = Literal["ok", "failing", "hanging"] | SlowHealth
 
 
 class Reply(_Part):
-    """The answer to one chat request.
+    """The answer to one request, for a chat or a text completion.
 
     Content: `raw_chunks` are written as they are, one write each, and are the whole body of a stream. Otherwise each of
-    `chunks` is an event, a string being content and an object a whole delta; without them, `text` is cut into words.
+    `chunks` is an event: a string is content, an object a whole delta, an object with `choices` a whole event. Without
+    them, `text` is cut into words. A request for several choices gets each delta for every one of them.
 
     Faults, tried in this order: `hang` never answers, `close_before_headers` drops the connection, a `status` other
     than 200 sends `body` as JSON (or as it is, if a string). In a stream, `close_after_chunks` and `error_event_after`
@@ -55,8 +56,8 @@ class Reply(_Part):
     no_done: bool = False
     gzip: bool = False
 
-    def deltas(self) -> list[dict[str, Any]]:
-        """The content of a stream, one delta an event."""
+    def pieces(self) -> list[dict[str, Any]]:
+        """The content of a stream, one delta or whole event each."""
         if self.chunks is None:
             words = self.text.split(" ")
             return [{"content": word if index == 0 else f" {word}"} for index, word in enumerate(words)]
@@ -64,7 +65,7 @@ class Reply(_Part):
 
     def message_text(self) -> str:
         """The content of an answer in one piece."""
-        return "".join(str(delta.get("content") or "") for delta in self.deltas())
+        return "".join(str(piece.get("content") or "") for piece in self.pieces())
 
 
 class Script(_Part):

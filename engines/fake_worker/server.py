@@ -29,8 +29,9 @@ _LARGEST_BODY_BYTES = 64 * 2**20
 
 @dataclass(slots=True)
 class RecordedRequest:
-    """A chat request as it came in. `headers` have lower-case names; `disconnected` says that the peer left early."""
+    """A request as it came in. `headers` have lower-case names; `disconnected` says that the peer left early."""
 
+    path: str
     headers: dict[str, str]
     body: dict[str, Any]
     disconnected: bool = False
@@ -66,7 +67,8 @@ class FakeWorker:
             [
                 web.get("/health", self._health),
                 web.get("/v1/models", self._models),
-                web.post("/v1/chat/completions", self._chat),
+                web.post("/v1/chat/completions", self._generate),
+                web.post("/v1/completions", self._generate),
                 web.get("/_fake/requests", self._recorded),
             ]
         )
@@ -103,14 +105,15 @@ class FakeWorker:
     async def _recorded(self, _: web.Request) -> web.Response:
         return web.json_response([asdict(request) for request in self.requests])
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         reply = self.script.responses[min(len(self.requests), len(self.script.responses) - 1)]
         headers = {name.lower(): value for name, value in request.headers.items()}
-        record = RecordedRequest(headers, body)
+        record = RecordedRequest(request.path, headers, body)
         self.requests.append(record)
         try:
-            response = await _Exchange(request, body, reply, self.script.model).run()
+            answer = _ANSWERS[request.path](body, self.script.model)
+            response = await _Exchange(request, body, reply, answer).run()
         except (asyncio.CancelledError, ConnectionResetError):
             record.disconnected = True
             raise
@@ -118,8 +121,11 @@ class FakeWorker:
         return response
 
 
+_ANSWERS = {"/v1/chat/completions": shapes.ChatAnswer, "/v1/completions": shapes.CompletionAnswer}
+
+
 class _Kind(Enum):
-    ROLE = auto()
+    OPENING = auto()
     CONTENT = auto()
     END = auto()
 
@@ -127,12 +133,11 @@ class _Kind(Enum):
 class _Exchange:
     """One answer."""
 
-    def __init__(self, request: web.Request, body: dict[str, Any], reply: Reply, model: str) -> None:
+    def __init__(self, request: web.Request, body: dict[str, Any], reply: Reply, answer: shapes.Answer) -> None:
         self._request = request
         self._body = body
         self._reply = reply
-        self._model = model
-        self._id = f"chatcmpl-{body.get('rid', 'fake')}"
+        self._answer = answer
         self._gzip = shapes.Gzip() if reply.gzip else None
 
     async def run(self) -> web.StreamResponse:
@@ -167,9 +172,7 @@ class _Exchange:
         return web.Response(status=self._reply.status, body=data, headers=self._headers(content_type))
 
     def _whole(self) -> web.Response:
-        answer = shapes.completion(
-            self._id, self._model, self._reply.message_text(), shapes.usage(self._body, self._reply)
-        )
+        answer = self._answer.whole(self._reply)
         raw = self._reply.raw_chunks
         data = b"".join(raw) if raw is not None else json.dumps(answer, ensure_ascii=False).encode()
         data = self._piece(data) + (self._gzip.end() if self._gzip else b"")
@@ -180,9 +183,9 @@ class _Exchange:
         await response.prepare(self._request)
         sent = 0
         for data, kind in self._events():
-            if kind is not _Kind.ROLE and sent == self._reply.close_after_chunks:
+            if kind is not _Kind.OPENING and sent == self._reply.close_after_chunks:
                 return self._drop(response)
-            if kind is not _Kind.ROLE and sent == self._reply.error_event_after:
+            if kind is not _Kind.OPENING and sent == self._reply.error_event_after:
                 await response.write(self._piece(shapes.error_event()))
                 return response
             if kind is _Kind.CONTENT and sent:
@@ -201,18 +204,11 @@ class _Exchange:
         if reply.raw_chunks is not None:
             yield from ((data, _Kind.CONTENT) for data in reply.raw_chunks)
             return
-        yield self._chunk({"role": "assistant", "content": ""}), _Kind.ROLE
-        for delta in reply.deltas():
-            yield self._chunk(delta), _Kind.CONTENT
-        yield self._chunk({}, shapes.finish_reason(reply)), _Kind.END
-        if (self._body.get("stream_options") or {}).get("include_usage"):
-            usage = shapes.usage_chunk(self._id, self._model, shapes.usage(self._body, reply))
-            yield shapes.event(usage), _Kind.END
+        yield from ((data, _Kind.OPENING) for data in self._answer.opening())
+        yield from ((data, _Kind.CONTENT) for piece in reply.pieces() for data in self._answer.events(piece))
+        yield from ((data, _Kind.END) for data in self._answer.closing(reply))
         if not reply.no_done:
             yield shapes.DONE, _Kind.END
-
-    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> bytes:
-        return shapes.event(shapes.chunk(self._id, self._model, delta, finish_reason))
 
 
 def run(script: Script, host: str = "127.0.0.1", port: int = 30000) -> None:

@@ -118,6 +118,52 @@ async def test_whole_deltas_make_tool_calls() -> None:
     assert '"finish_reason":"tool_calls"' in response.text
 
 
+def finished(response: httpx.Response) -> list[int]:
+    events = [json.loads(event.removeprefix("data: ")) for event in response.text.split("\n\n")[:-2]]
+    return [choice["index"] for event in events for choice in event["choices"] if choice["finish_reason"]]
+
+
+async def test_choices_are_interleaved_and_each_is_finished_once() -> None:
+    async with FakeWorker(Script(responses=(Reply(chunks=("a", "b")),))) as worker:
+        streamed = await ask(worker, stream=True, n=2)
+        whole = (await ask(worker, n=2)).json()
+    events = [json.loads(event.removeprefix("data: ")) for event in streamed.text.split("\n\n")[:-2]]
+    told = [(choice["index"], choice["delta"].get("content")) for event in events for choice in event["choices"]]
+    assert told == [(0, ""), (1, ""), (0, "a"), (1, "a"), (0, "b"), (1, "b"), (0, None), (1, None)]
+    assert finished(streamed) == [0, 1]
+    assert [(choice["index"], choice["message"]["content"]) for choice in whole["choices"]] == [(0, "ab"), (1, "ab")]
+    assert whole["usage"]["completion_tokens"] == 4
+
+
+async def test_an_object_with_choices_is_a_whole_event() -> None:
+    twice = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    async with FakeWorker(Script(responses=(Reply(chunks=("a", twice)),))) as worker:
+        response = await ask(worker, stream=True)
+    assert finished(response) == [0, 0]
+    assert '"object":"chat.completion.chunk","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]' in response.text
+
+
+@pytest.mark.parametrize(("prompt", "choices"), [("one two", 1), (["one", "two"], 2)])
+async def test_text_completions_have_their_own_shape(prompt: Any, choices: int) -> None:
+    reply = Reply(chunks=("a", {"tool_calls": []}, "b"))
+    fields = {"model": "m", "prompt": prompt, "stream_options": {"include_usage": True}}
+    async with (
+        FakeWorker(Script(responses=(reply,))) as worker,
+        httpx.AsyncClient(base_url=worker.url, timeout=10) as client,
+    ):
+        streamed = await client.post("/v1/completions", json={**fields, "stream": True})
+        whole = (await client.post("/v1/completions", json=fields)).json()
+    events = [json.loads(event.removeprefix("data: ")) for event in streamed.text.split("\n\n")[:-2]]
+    of_first = [choice["text"] for event in events for choice in event["choices"] if choice["index"] == 0]
+    assert of_first == ["a", "", "b", ""]
+    assert finished(streamed) == list(range(choices))
+    assert {event["object"] for event in events} == {whole["object"]} == {"text_completion"}
+    assert [choice["text"] for choice in whole["choices"]] == ["ab"] * choices
+    usage = {"prompt_tokens": 2, "completion_tokens": 3 * choices, "total_tokens": 2 + 3 * choices}
+    assert events[-1]["usage"] == whole["usage"] == usage
+    assert [request.path for request in worker.requests] == ["/v1/completions"] * 2
+
+
 async def test_peer_that_leaves_is_recorded() -> None:
     async with FakeWorker(Script(responses=(Reply(hang=True), Reply()))) as worker:
         with pytest.raises(httpx.ReadTimeout):
