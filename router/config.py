@@ -32,11 +32,15 @@ __all__ = [
     "Section",
     "SessionsConfig",
     "StreamsConfig",
+    "SystemRole",
     "UpstreamConfig",
     "load_yaml",
 ]
 
 AUTO_MODEL = "auto"
+
+SystemRole = Literal["system", "native", "user"]
+"""What becomes of `system` and `developer` turns on their way to a model."""
 
 Value = TypeVar("Value")
 
@@ -119,12 +123,15 @@ class ModelConfig(Section):
 
     `capability` in [0, 1] is how well the model answers the hardest queries; without it the ladder's default is used.
     `prefill_tokens_per_s` is how fast a worker prefills; without it the router learns it.
+    `system_role` says how it takes system turns: `system` renames developer turns, `native` changes nothing, `user`
+    merges both into the first user turn.
     """
 
     name: ModelName
     workers: tuple[WorkerUrl, ...] = Field(min_length=1)
     capability: float | None = Field(default=None, ge=0, le=1)
     prefill_tokens_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    system_role: SystemRole = "system"
 
     @model_validator(mode="after")
     def _workers_differ(self) -> Self:

@@ -15,7 +15,7 @@ from router.scorers.recorded import RecordedScorer, read_recorded
 
 if TYPE_CHECKING:
     from router.config import RouterConfig, RoutingConfig
-    from router.request import ChatRequest
+    from router.request import GenerationRequest
     from router.scorers import Scorer
 Decide = Callable[[Collection[str]], Decision]
 """Names of models without a usable worker in, decision out."""
@@ -35,16 +35,16 @@ class Decider:
         """Every name that a request may give, the routed one first."""
         return (AUTO_MODEL, *self._concrete) if self._routing.ladder else self._concrete
 
-    def prepare(self, chat: ChatRequest, request_id: str, situation: Situation) -> Decide:
-        """Score `chat` once; the result decides from that as often as needed. Raises ModelNotFoundError."""
+    def prepare(self, request: GenerationRequest, request_id: str, situation: Situation) -> Decide:
+        """Score `request` once; the result decides from that as often as needed. Raises ModelNotFoundError."""
         tau, sigma = self._routing.tau, self._routing.sigma
-        if chat.model not in self.models:
-            raise ModelNotFoundError(chat.model, self.models)
+        if request.model not in self.models:
+            raise ModelNotFoundError(request.model, self.models)
         ladder = self._routing.ladder
-        if chat.model != AUTO_MODEL or ladder is None:
-            explicit = decide_explicit(request_id, chat.model, tau=tau, sigma=sigma)
+        if request.model != AUTO_MODEL or ladder is None:
+            explicit = decide_explicit(request_id, request.model, tau=tau, sigma=sigma)
             return lambda _: explicit
-        scores = self._scorer.score(conversation_features(chat.turns()), self._candidates)
+        scores = self._scorer.score(conversation_features(request.turns()), self._candidates)
         return lambda unavailable: decide_routed(
             request_id,
             AUTO_MODEL,

@@ -43,15 +43,13 @@ if TYPE_CHECKING:
     from router.metrics import RouterMetrics
     from router.policy import Decision
     from router.record import RequestRecord
-    from router.request import ChatRequest
+    from router.request import GenerationRequest
     from router.sessions import Sessions
     from router.transport import Transport, UpstreamResponse
     from router.worker_answers import Usage
     from router.workers import Worker, WorkerPool
 
 _log = logging.getLogger("crossfill.workers")
-
-_CHAT_PATH = "/v1/chat/completions"
 
 # After [DONE] nothing is missing; a worker that does not close its stream must not hold the client.
 _AFTER_DONE_S = 1.0
@@ -166,7 +164,7 @@ class Dispatcher:
         self._clock = clock
         self._new_id = new_id
 
-    async def open(self, chat: ChatRequest, decide: Decide, record: RequestRecord) -> Answer:
+    async def open(self, request: GenerationRequest, decide: Decide, record: RequestRecord) -> Answer:
         """The answer of the first worker that gives one; nothing has reached the client yet.
 
         After a failure the decision is made again without the workers that were tried, so that the other model of the
@@ -187,7 +185,7 @@ class Dispatcher:
             self._note_attempt(record, decision, placement, failure)
             tried.append(placement.worker)
             try:
-                answer = await self._attempt(placement.worker, chat, record, deadline)
+                answer = await self._attempt(placement.worker, request, record, deadline)
             except _AttemptFailedError as error:
                 failure = error
             else:
@@ -208,16 +206,19 @@ class Dispatcher:
         record.attempts += 1
         record.sent_s = self._clock()
 
-    async def _attempt(self, worker: Worker, chat: ChatRequest, record: RequestRecord, deadline: Deadline) -> Answer:
+    async def _attempt(
+        self, worker: Worker, request: GenerationRequest, record: RequestRecord, deadline: Deadline
+    ) -> Answer:
         # An answer in one piece has no byte before its end.
-        phase, limit_s = ("first_byte", self._limits.first_byte_s) if chat.stream else ("total", self._limits.total_s)
+        is_stream = request.stream
+        phase, limit_s = ("first_byte", self._limits.first_byte_s) if is_stream else ("total", self._limits.total_s)
         with ExitStack() as held:
             held.enter_context(in_flight(worker))
             async with deadline.phase(phase, limit_s).limit():
                 try:
-                    response = await self._send(worker, chat, record.request_id)
+                    response = await self._send(worker, request, record.request_id)
                     held.callback(response.close)
-                    answer = await self._receive(worker, response, is_stream=chat.stream)
+                    answer = await self._receive(worker, response, is_stream=is_stream)
                 except TransportError as error:
                     # Its text holds the worker's address or its bytes: for the log and not for clients.
                     _log.warning("request %s on worker %s: %s", record.request_id, worker.id, error)
@@ -227,18 +228,21 @@ class Dispatcher:
                 answer.hold(held.pop_all(), deadline, self._limits.between_bytes_s)
             return answer
 
-    async def _send(self, worker: Worker, chat: ChatRequest, request_id: str) -> UpstreamResponse:
+    async def _send(self, worker: Worker, request: GenerationRequest, request_id: str) -> UpstreamResponse:
         # Written afresh: nothing of the client's headers, its key above all, goes to a worker.
         headers = {
             "content-type": "application/json",
-            "accept": "text/event-stream" if chat.stream else "application/json",
+            "accept": "text/event-stream" if request.stream else "application/json",
             "accept-encoding": "identity",
             "x-request-id": request_id,
         }
-        body = chat.worker_body(
-            model=worker.model, rid=f"cf-{self._new_id()}", extra_key=extra_key(LOCAL_TENANT, chat.cache_salt)
+        body = request.worker_body(
+            model=worker.model,
+            rid=f"cf-{self._new_id()}",
+            extra_key=extra_key(LOCAL_TENANT, request.cache_salt),
+            system_role=worker.system_role,
         )
-        return await self._transport.post(worker.url + _CHAT_PATH, headers, body)
+        return await self._transport.post(worker.url + request.path, headers, body)
 
     async def _receive(self, worker: Worker, response: UpstreamResponse, *, is_stream: bool) -> Answer:
         if not 200 <= response.status < 300:

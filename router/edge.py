@@ -81,8 +81,8 @@ class Edge:
         duration_s = self._clock() - record.arrived_s
         route = getattr(scope.get("route"), "path", None)
         record.outcome = record.outcome or _outcome_of_status(record)
-        if record.is_chat:
-            self._metrics.observe_chat(record, duration_s)
+        if record.is_generation:
+            self._metrics.observe_generation(record, duration_s)
         if record.status is None:
             record.status = _CLIENT_CLOSED_REQUEST
         self._metrics.count_http(route, record.status)
@@ -90,8 +90,8 @@ class Edge:
 
 
 def _outcome_of_status(record: RequestRecord) -> Outcome:
-    # A chat answer that ended well says so; one that does not was cut, for example at the end of the grace period.
-    if record.is_chat or record.status is None:
+    # A generation that ended well says so; one that does not was cut, for example at the end of the grace period.
+    if record.is_generation or record.status is None:
         return Outcome.INTERNAL_ERROR
     if record.status < 400:
         return Outcome.OK

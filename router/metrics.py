@@ -99,7 +99,7 @@ class RouterMetrics:
         )
         self._duration = histogram(
             "crossfill_request_duration_seconds",
-            "Arrival of a chat request at the router to the end of its answer.",
+            "Arrival of a request for text at the router to the end of its answer.",
             ["model"],
             buckets=DURATION_BUCKETS,
         )
@@ -111,7 +111,9 @@ class RouterMetrics:
         )
 
     def _make_counters(self, counter: Callable[..., Counter]) -> None:
-        self._requests = counter("crossfill_requests", "Chat requests by outcome.", ["model", "outcome"])
+        self._requests = counter(
+            "crossfill_requests", "Requests for text, chat or not, by outcome.", ["model", "outcome"]
+        )
         self._errors = counter("crossfill_errors", "Requests that failed, by whose matter it is.", ["model", "class"])
         self._decisions = counter("crossfill_decisions", "Routing decisions acted on, by reason.", ["model", "reason"])
         self._fallbacks = counter(
@@ -179,8 +181,8 @@ class RouterMetrics:
         """What takes the seconds between two arrivals of content in this answer."""
         return self._inter_token.labels(record.model or UNDECIDED).observe
 
-    def observe_chat(self, record: RequestRecord, duration_s: float) -> None:
-        """The end of a chat request."""
+    def observe_generation(self, record: RequestRecord, duration_s: float) -> None:
+        """The end of a request for text."""
         model = record.model or UNDECIDED
         self._duration.labels(model).observe(duration_s)
         self._requests.labels(model, (record.outcome or Outcome.INTERNAL_ERROR).value).inc()

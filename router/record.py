@@ -79,7 +79,7 @@ class RequestRecord:
     ttft_s: float | None = None
     usage: Usage | None = None
     reuse: Reuse = Reuse.NONE
-    is_chat: bool = False
+    is_generation: bool = False
 
     @property
     def model(self) -> str | None:

@@ -1,16 +1,19 @@
-"""A chat request as the router knows it: checked, with every field that it does not know kept."""
+"""A request for text as the router knows it: checked, with every field that it does not know kept."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import orjson
 
 from router.config import LimitsConfig
-from router.schema import check_chat_body
+from router.schema import ChatBody, CompletionBody, check_chat_body, check_completion_body
+from router.system_role import for_model
 
 if TYPE_CHECKING:
+    from router.config import SystemRole
     from router.errors import JsonObject
 
 _NEVER_FORWARDED = ("cache_salt", "custom_params", "crossfill")
@@ -25,16 +28,18 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """A validated chat completion request. `payload` is the client's object and is never changed.
+class GenerationRequest(ABC):
+    """A validated request for text. `payload` is the client's object and is never changed.
 
-    `default_max_tokens` bounds the answer if the client does not.
+    `path` is the endpoint, of the router and of its workers alike; `known` are the fields that are checked.
     """
+
+    path: ClassVar[str]
+    known: ClassVar[frozenset[str]]
 
     payload: JsonObject
     model: str
     stream: bool
-    default_max_tokens: int | None = None
 
     @property
     def cache_salt(self) -> str | None:
@@ -53,24 +58,67 @@ class ChatRequest:
         """Whether the client asked for one answer (`n`)."""
         return self.payload.get("n") in (None, 1)
 
+    @abstractmethod
     def turns(self) -> tuple[Turn, ...]:
-        """The conversation as text: null is empty, all text parts of a list count."""
-        messages: Any = self.payload["messages"]
-        return tuple(Turn(message["role"], _text(message.get("content"))) for message in messages)
+        """What is asked, as text."""
 
-    def worker_body(self, *, model: str, rid: str, extra_key: str) -> bytes:
-        """The JSON for a worker: the client's fields, with those that the router owns overwritten or removed."""
-        body = {**self.payload, "model": model, "rid": rid, "extra_key": extra_key}
+    def worker_body(self, *, model: str, rid: str, extra_key: str, system_role: SystemRole) -> bytes:
+        """The JSON for a worker of `model`: the client's fields, with those that the router owns set or removed.
+
+        Nulls of known fields are left out: they mean the default, and SGLang refuses some of them.
+        """
+        body = {name: value for name, value in self.payload.items() if value is not None or name not in self.known}
+        body |= {"model": model, "rid": rid, "extra_key": extra_key}
         for name in _NEVER_FORWARDED:
             body.pop(name, None)
         if self.stream:
             # For the token counters; the relay withholds the event from clients that did not ask for it.
             options: Any = self.payload.get("stream_options")
             body["stream_options"] = {**(options or {}), "include_usage": True}
-        is_bounded = body.get("max_tokens") is not None or body.get("max_completion_tokens") is not None
+        self._adapt(body, system_role)
+        return orjson.dumps(body)
+
+    @abstractmethod
+    def _adapt(self, body: JsonObject, system_role: SystemRole) -> None:
+        """Change in `body` what the model needs otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest(GenerationRequest):
+    """A request for a chat completion. `default_max_tokens` bounds the answer if the client does not."""
+
+    path = "/v1/chat/completions"
+    known = frozenset(ChatBody.model_fields)
+
+    default_max_tokens: int | None = None
+
+    def turns(self) -> tuple[Turn, ...]:
+        """The conversation as text: null is empty, all text parts of a list count."""
+        messages: Any = self.payload["messages"]
+        return tuple(Turn(message["role"], _text(message.get("content"))) for message in messages)
+
+    def _adapt(self, body: JsonObject, system_role: SystemRole) -> None:
+        messages: Any = body["messages"]
+        body["messages"] = for_model(messages, system_role)
+        is_bounded = "max_tokens" in body or "max_completion_tokens" in body
         if self.default_max_tokens is not None and not is_bounded:
             body["max_completion_tokens"] = self.default_max_tokens
-        return orjson.dumps(body)
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest(GenerationRequest):
+    """A request for text that goes on from a prompt. Without `max_tokens` workers write 16 tokens, as OpenAI does."""
+
+    path = "/v1/completions"
+    known = frozenset(CompletionBody.model_fields)
+
+    def turns(self) -> tuple[Turn, ...]:
+        """All prompts as one turn of a user."""
+        prompt: Any = self.payload["prompt"]
+        return (Turn("user", prompt if isinstance(prompt, str) else "\n".join(prompt)),)
+
+    def _adapt(self, body: JsonObject, system_role: SystemRole) -> None:
+        """A prompt has no roles, and a bound of its own."""
 
 
 def parse_chat(body: JsonObject, limits: LimitsConfig | None = None) -> ChatRequest:
@@ -83,6 +131,19 @@ def parse_chat(body: JsonObject, limits: LimitsConfig | None = None) -> ChatRequ
         stream=bool(body.get("stream")),
         default_max_tokens=limits.default_max_tokens,
     )
+
+
+def parse_completion(body: JsonObject, limits: LimitsConfig | None = None) -> CompletionRequest:
+    """Check `body` and wrap it; raises InvalidRequestError."""
+    check_completion_body(body, (limits or LimitsConfig()).choices)
+    return CompletionRequest(payload=body, model=str(body["model"]), stream=bool(body.get("stream")))
+
+
+def parse_either(body: JsonObject, limits: LimitsConfig | None = None) -> GenerationRequest:
+    """A text completion if `body` has a prompt and no messages, else a chat; raises InvalidRequestError."""
+    if "prompt" in body and "messages" not in body:
+        return parse_completion(body, limits)
+    return parse_chat(body, limits)
 
 
 def _text(content: Any) -> str:

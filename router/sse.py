@@ -32,7 +32,17 @@ _SPECIAL = re.compile(
 
 _LONGEST_HELD_BYTES = 2**20
 
-_CONTENT_FIELDS = ("content", "reasoning_content", "reasoning", "tool_calls", "function_call", "refusal", "audio")
+# `text` is of text completions, whose choices have no delta.
+_CONTENT_FIELDS = (
+    "content",
+    "reasoning_content",
+    "reasoning",
+    "tool_calls",
+    "function_call",
+    "refusal",
+    "audio",
+    "text",
+)
 
 
 class EventMeter:

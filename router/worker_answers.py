@@ -26,6 +26,8 @@ _ROUTER_CREDENTIAL_STATUSES = frozenset({401, 403, 407})
 
 _LONGEST_TEXT = 2000
 
+# OpenAI's types are lower-case words; SGLang's, like `BadRequest` or `400`, only repeat the status.
+_OPENAI_TYPE = re.compile(r"[a-z_]+")
 _SECONDS = re.compile(r"[0-9]{1,9}")
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
@@ -100,7 +102,7 @@ def error_of_status(status: int, body: bytes, headers: Iterable[tuple[str, str]]
     error = WorkerRefusalError(
         message or f"The worker refused the request with status {status}.",
         status=status,
-        type_=_text(told.get("type")),
+        type_=kind if (kind := _text(told.get("type"))) and _OPENAI_TYPE.fullmatch(kind) else None,
         param=_text(told.get("param")),
         code=_text(told.get("code")),
     )
@@ -124,7 +126,7 @@ def read_success(body: bytes, *, is_stream: bool) -> JsonObject:
         return dict(parsed)
     if b"error" in body and (told := _told_error(body)):
         raise WorkerFailedError(_message(told, body) or "The worker answered with an error.")
-    kind = "a stream of events" if is_stream else "a chat completion"
+    kind = "a stream of events" if is_stream else "a completion"
     raise WorkerFailedError(f"The worker's answer is not {kind}.", code="invalid_answer")
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from router.affinity import Placement
-    from router.config import ModelConfig
+    from router.config import ModelConfig, SystemRole
 
 _log = logging.getLogger("crossfill.workers")
 
@@ -33,13 +33,16 @@ class WorkerState(StrEnum):
 class Worker:
     """One worker process. `id` is `<model>/<index in the configuration>`; it is public, the URL is not.
 
-    `last_life_s` is when it last sent anything (monotonic clock), `slow` says that probes fail while it still works.
+    `system_role` is how its model takes system turns. `last_life_s` is when it last sent anything (monotonic clock), `slow` says that probes fail while it still works.
     `prefixes` is what it has prefilled since it became healthy, in at most `mirror_entries` digests.
     `on_change` is called after each change of `state` and `in_flight`.
     """
 
-    def __init__(self, model: str, index: int, url: str, mirror_entries: int = 0) -> None:
+    def __init__(
+        self, model: str, index: int, url: str, mirror_entries: int = 0, system_role: SystemRole = "system"
+    ) -> None:
         self.model = model
+        self.system_role: SystemRole = system_role
         self.id = f"{model}/{index}"
         self.url = url
         self.state = WorkerState.STARTING
@@ -104,7 +107,9 @@ class WorkerPool:
         self._affinity = affinity or AffinityConfig()
         entries = self._affinity.mirror_bytes // sum(len(model.workers) for model in models) // ENTRY_BYTES
         self._by_model = {
-            model.name: tuple(Worker(model.name, index, url, entries) for index, url in enumerate(model.workers))
+            model.name: tuple(
+                Worker(model.name, index, url, entries, model.system_role) for index, url in enumerate(model.workers)
+            )
             for model in models
         }
         self._turn = dict.fromkeys(self._by_model, 0)

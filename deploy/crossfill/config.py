@@ -14,6 +14,7 @@ from router.config import (
     RouterSections,
     Seconds,
     Section,
+    SystemRole,
     WorkerUrl,
 )
 
@@ -39,6 +40,7 @@ class StackModel(Section):
     urls: tuple[WorkerUrl, ...] = ()
     capability: float | None = Field(default=None, ge=0, le=1)
     prefill_tokens_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    system_role: SystemRole = "system"
     worker: Worker = WorkerSettings()
 
     @model_validator(mode="after")
@@ -90,6 +92,7 @@ class StackConfig(RouterSections):
                     workers=m.urls or tuple(started[m.name]),
                     capability=m.capability,
                     prefill_tokens_per_s=m.prefill_tokens_per_s,
+                    system_role=m.system_role,
                 )
                 for m in self.models
             ),

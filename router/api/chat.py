@@ -1,4 +1,6 @@
-"""POST /v1/chat/completions, and POST /v1/route, which decides the same way and sends nothing."""
+"""POST /v1/chat/completions, /v1/completions, and /v1/route, which decides the same way and sends nothing."""
+
+from collections.abc import Callable
 
 from fastapi import APIRouter, Request, Response
 from starlette.types import Receive, Scope, Send
@@ -6,70 +8,80 @@ from starlette.types import Receive, Scope, Send
 from router.api.json_response import JsonResponse
 from router.body import BodyReader, parse_json_object
 from router.client import while_client_listens
+from router.config import LimitsConfig
 from router.decider import Decide
-from router.errors import AnsweredError
+from router.errors import AnsweredError, JsonObject
 from router.namespace import LOCAL_TENANT, extra_key
 from router.record import record_of
-from router.request import ChatRequest, parse_chat
+from router.request import ChatRequest, CompletionRequest, GenerationRequest, parse_chat, parse_completion, parse_either
 from router.services import Services
+
+Parse = Callable[[JsonObject, LimitsConfig], GenerationRequest]
 
 
 def chat_routes(services: Services) -> APIRouter:
-    """The two endpoints that take a chat request."""
+    """The endpoints that take a request for text."""
     routes = APIRouter()
 
     limits = services.config.limits
     reader = BodyReader(limits)
 
-    async def read_and_prepare(request: Request) -> tuple[ChatRequest, Decide]:
+    async def read_and_prepare(request: Request, parse: Parse) -> tuple[GenerationRequest, Decide]:
         record = record_of(request.scope)
 
-        def understand(body: bytes) -> tuple[ChatRequest, Decide]:
+        def understand(body: bytes) -> tuple[GenerationRequest, Decide]:
             record.received_s = services.clock()
-            chat = parse_chat(parse_json_object(body, limits), limits)
-            situation = services.sessions.situation(record, chat.payload, extra_key(LOCAL_TENANT, chat.cache_salt))
-            return chat, services.decider.prepare(chat, record.request_id, situation)
+            asked = parse(parse_json_object(body, limits), limits)
+            situation = services.sessions.situation(record, asked.payload, extra_key(LOCAL_TENANT, asked.cache_salt))
+            return asked, services.decider.prepare(asked, record.request_id, situation)
 
         return await reader.read(request, understand)
 
-    @routes.post("/v1/chat/completions")
+    async def generate(request: Request, parse: Parse) -> Response:
+        record_of(request.scope).is_generation = True
+        asked, decide = await read_and_prepare(request, parse)
+        return Exchange(asked, decide, services)
+
+    @routes.post(ChatRequest.path)
     async def chat_completions(request: Request) -> Response:
-        record_of(request.scope).is_chat = True
-        chat, decide = await read_and_prepare(request)
-        return ChatExchange(chat, decide, services)
+        return await generate(request, parse_chat)
+
+    @routes.post(CompletionRequest.path)
+    async def completions(request: Request) -> Response:
+        return await generate(request, parse_completion)
 
     @routes.post("/v1/route")
     async def route(request: Request) -> Response:
-        _, decide = await read_and_prepare(request)
+        _, decide = await read_and_prepare(request, parse_either)
         decision = record_of(request.scope).decision = decide(services.pool.unavailable())
         return JsonResponse(decision.to_json())
 
     return routes
 
 
-class ChatExchange(Response):
-    """The rest of a chat request after it has been understood: dispatch and relay, while the client listens."""
+class Exchange(Response):
+    """The rest of a request for text after it has been understood: dispatch and relay, while the client listens."""
 
-    def __init__(self, chat: ChatRequest, decide: Decide, services: Services) -> None:
+    def __init__(self, asked: GenerationRequest, decide: Decide, services: Services) -> None:
         super().__init__()
-        self._chat = chat
+        self._asked = asked
         self._decide = decide
         self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises AnsweredError before the first byte; after it, errors are told within the stream."""
         record, relay = record_of(scope), self._services.relay
-        heartbeat = relay.heartbeat(send, is_stream=self._chat.stream)
+        heartbeat = relay.heartbeat(send, is_stream=self._asked.stream)
         try:
             async with while_client_listens(receive, self._services.lifecycle):
                 async with heartbeat:
-                    answer = await self._services.dispatcher.open(self._chat, self._decide, record)
+                    answer = await self._services.dispatcher.open(self._asked, self._decide, record)
                 await relay.send_answer(
                     answer,
                     send,
                     record,
-                    passes_usage=self._chat.wants_usage,
-                    is_one_choice=self._chat.has_one_choice,
+                    passes_usage=self._asked.wants_usage,
+                    is_one_choice=self._asked.has_one_choice,
                     has_begun=heartbeat.has_begun,
                 )
         except AnsweredError as error:

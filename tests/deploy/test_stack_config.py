@@ -56,6 +56,17 @@ def test_the_written_router_file_is_the_routers_own_configuration(tmp_path):
     assert load_yaml(plan.router_file, RouterConfig) == plan.router_config
 
 
+def test_how_a_model_takes_system_turns_reaches_the_router(tmp_path):
+    models = [
+        {"name": "small", "source": "s", "system_role": "user"},
+        {"name": "large", "urls": ["http://127.0.0.1:1"]},
+    ]
+    plan = plan_of(load(tmp_path, models=models, listen={"port": 0}), tmp_path)
+    write_router_file(plan)
+    written = load_yaml(plan.router_file, RouterConfig)
+    assert [model.system_role for model in written.models] == ["user", "system"]
+
+
 def test_a_recorded_scores_file_is_found_from_the_written_router_file_too(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "scores.jsonl").write_text("")

@@ -86,11 +86,8 @@ def router_starter(held: AsyncExitStack) -> Callable[..., Any]:
         # Without noise, so that no test depends on the id that its request happens to get.
         routing = {"ladder": ["small", "large"], "sigma": 0.0} if {"small", "large"} <= set(models) else {}
         routing |= config.pop("routing", {})
-        rates = config.pop("prefill_tokens_per_s", {})
-        listed = [
-            {"name": name, "workers": workers, "prefill_tokens_per_s": rates.get(name)}
-            for name, workers in urls.items()
-        ]
+        of_model = config.pop("of_model", {})
+        listed = [{"name": name, "workers": workers, **of_model.get(name, {})} for name, workers in urls.items()]
         settings = RouterConfig.model_validate({"models": listed, "routing": routing, "health": FAST_HEALTH} | config)
         registry, lifecycle = CollectorRegistry(), Lifecycle()
         options = {"new_id": new_id} if new_id else {}
@@ -135,7 +132,8 @@ def fake(held: AsyncExitStack) -> Callable[..., Any]:
 def start_router(held: AsyncExitStack) -> Callable[..., Any]:
     """Start a router: `await start_router({"small": [worker], "large": [worker]}, upstream={...})`.
 
-    With both models a ladder is configured. Waits for all workers unless `wait=False`.
+    With both models a ladder is configured. Waits for all workers unless `wait=False`. `of_model={"small": {...}}`
+    adds settings of a model.
     """
     return router_starter(held)
 

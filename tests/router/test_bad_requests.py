@@ -85,10 +85,32 @@ BAD = {
         f"the field {name}": (body(**{name: [1]}), 400, name)
         for name in (
             *("input_ids", "stop_regex", "return_hidden_states", "return_routed_experts"),
-            *("watermark", "mm_processor_kwargs"),
+            *("watermark", "mm_processor_kwargs", "stop_token_ids"),
         )
     },
     "a place in the queue": (body(priority=9), 400, "priority"),
+    "top_k beyond 32 bits": (body(top_k=2**31), 400, "top_k"),
+    "min_tokens beyond 32 bits": (body(min_tokens=2**31), 400, "min_tokens"),
+    "a bias of any size": (body(logit_bias={"5": 1e39}), 400, "logit_bias.5"),
+    "a repetition penalty of nothing": (body(repetition_penalty=1e-300), 400, "repetition_penalty"),
+    "presence_penalty 2.1": (body(presence_penalty=2.1), 400, "presence_penalty"),
+    "frequency_penalty -2.1": (body(frequency_penalty=-2.1), 400, "frequency_penalty"),
+    "a template argument that SGLang dies of": (
+        body(chat_template_kwargs={"spaces_between_special_tokens": "x"}),
+        400,
+        "chat_template_kwargs.spaces_between_special_tokens",
+    ),
+    "include_usage a number": (
+        body(stream=True, stream_options={"include_usage": 1}),
+        400,
+        "stream_options.include_usage",
+    ),
+    "tool_choice another word": (body(tool_choice="always"), 400, "tool_choice"),
+    "a whole number beyond 64 bits": (
+        b'{"model":"small","messages":[{"role":"user","content":"x"}],"seed":1' + b"0" * 30 + b"}",
+        400,
+        "seed",
+    ),
     "a hundred thousand empty messages": (body(messages=[{}] * 100_000), 400, "messages.0.role"),
     "a million empty messages": (body(messages=[{}] * 1_000_000), 400, None),
     "larger than the limit": (body(messages=[{"role": "user", "content": "x" * (8 * 2**20)}]), 413, None),
@@ -126,7 +148,10 @@ GOOD = {
     "image parts": body(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]),
     "developer role": body(messages=[{"role": "developer", "content": "x"}, USER]),
     "null for the router's own": body(session_params=None, priority=None, rid="mine", custom_params={"a": 1}),
-    "the ends of the ranges": body(n=8, top_logprobs=20, max_tokens=1, temperature=2, top_p=1),
+    "the ends of the ranges": body(
+        n=8, top_logprobs=20, max_tokens=1, temperature=2, top_p=1, top_k=2**31 - 1, logit_bias={"5": 100}
+    ),
+    "64 bits": body(seed=2**63 - 1, max_tokens=2**63, unknown=2**64 - 1),
     "the other ends": body(n=1, top_logprobs=0, max_completion_tokens=1, temperature=0, top_p=0.001),
     "numbers and unknown fields": body(seed=7, logit_bias={"5": -1}, unknown={"a": [1, 2]}),
 }
@@ -217,7 +242,7 @@ async def test_undeclared_length_is_refused_while_reading(fake: Any, start_route
     assert (await router.chat()).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/", "/v1/chat", "/v1/completions", "/v1/models/nope", "/v1/models/", "/docs"])
+@pytest.mark.parametrize("path", ["/", "/v1/chat", "/v1/models/nope", "/v1/models/", "/docs"])
 @pytest.mark.asyncio(loop_scope="module")
 async def test_unknown_paths_get_the_error_object(shared_duo: Any, is_error_object: Any, path: str) -> None:
     response = await shared_duo.client.get(path)
@@ -225,7 +250,9 @@ async def test_unknown_paths_get_the_error_object(shared_duo: Any, is_error_obje
     assert is_error_object(response)
 
 
-@pytest.mark.parametrize(("method", "path"), [("GET", CHAT), ("DELETE", "/v1/models"), ("POST", "/live")])
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", CHAT), ("GET", "/v1/completions"), ("DELETE", "/v1/models"), ("POST", "/live")]
+)
 @pytest.mark.asyncio(loop_scope="module")
 async def test_wrong_methods_get_the_error_object_and_are_told_the_right_one(
     shared_duo: Any, is_error_object: Any, method: str, path: str

@@ -144,6 +144,7 @@ def test_fault_is_one_line_with_place_and_remedy(tmp_path: Path, text: str, mess
         ("models: []", "models"),
         ("models: [{name: m, workers: []}]", "models.0.workers"),
         ("models: [{name: m, workers: ['http://a'], capability: 2}]", "models.0.capability"),
+        ("models: [{name: m, workers: ['http://a'], system_role: users}]", "models.0.system_role"),
     ],
 )
 def test_values_out_of_range_are_refused(tmp_path: Path, fault: str, key: str) -> None:

@@ -247,7 +247,7 @@ async def test_break_and_then_an_overload_stay_with_the_model(fake: Any, start_r
     ("given", "expected"),
     [
         ({}, {"max_completion_tokens": 50}),
-        ({"max_tokens": None}, {"max_tokens": None, "max_completion_tokens": 50}),
+        ({"max_tokens": None}, {"max_completion_tokens": 50}),
         ({"max_tokens": 7}, {"max_tokens": 7}),
         ({"max_completion_tokens": 900}, {"max_completion_tokens": 900}),
     ],

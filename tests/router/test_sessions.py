@@ -112,7 +112,7 @@ def situation_of(router: Any, text: str, model: str = "auto") -> Any:
 
 async def start_with_rates(fake: Any, router_of: Any, weight: float = 1.0, **worker: Any) -> Any:
     models = {"small": [await fake()], "large": [await fake(Reply(**worker)) for _ in range(2)]}
-    return await router_of(models, prefill_tokens_per_s={"small": 1000}, routing={"ttft_weight": weight})
+    return await router_of(models, of_model={"small": {"prefill_tokens_per_s": 1000}}, routing={"ttft_weight": weight})
 
 
 async def test_expected_ttft_is_that_of_what_is_not_held(fake: Any, start_router: Any) -> None:
