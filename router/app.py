@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from router.api.chat import chat_routes
 from router.api.error_handlers import add_error_handlers
 from router.api.models import model_routes
+from router.api.openapi import openapi_routes
 from router.api.status import status_routes
 from router.decider import Decider, build_scorer
 from router.dispatch import Dispatcher
@@ -94,13 +95,14 @@ def _assemble(services: Services, transport: Transport, monitor: HealthMonitor) 
         async with transport, monitor:
             yield
 
-    # Bodies are checked by the router itself, so a generated schema would say nothing; no redirects either, because
-    # a client that follows one may lose its method and body.
+    # Bodies are checked by the router itself, so FastAPI's own document would say nothing; no redirects either,
+    # because a client that follows one may lose its method and body.
     app = FastAPI(title="Crossfill", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.state.services = services
     app.include_router(chat_routes(services))
     app.include_router(model_routes(services))
     app.include_router(status_routes(services))
+    app.include_router(openapi_routes(services))
     add_error_handlers(app)
     return app
 

@@ -112,6 +112,12 @@ class CompletionRequest(GenerationRequest):
     path = "/v1/completions"
     known = frozenset(CompletionBody.model_fields)
 
+    @property
+    def has_one_choice(self) -> bool:
+        """Whether the client gave one prompt and asked for one answer to it."""
+        prompt: Any = self.payload["prompt"]
+        return self.payload.get("n") in (None, 1) and (isinstance(prompt, str) or len(prompt) == 1)
+
     def turns(self) -> tuple[Turn, ...]:
         """All prompts as one turn of a user."""
         prompt: Any = self.payload["prompt"]

@@ -33,9 +33,9 @@ class WorkerState(StrEnum):
 class Worker:
     """One worker process. `id` is `<model>/<index in the configuration>`; it is public, the URL is not.
 
-    `system_role` is how its model takes system turns. `last_life_s` is when it last sent anything (monotonic clock), `slow` says that probes fail while it still works.
-    `prefixes` is what it has prefilled since it became healthy, in at most `mirror_entries` digests.
-    `on_change` is called after each change of `state` and `in_flight`.
+    `system_role` is how its model takes system turns. `last_life_s` is when it last sent anything (monotonic clock),
+    `slow` says that probes fail while it still works. `prefixes` is what it has prefilled since it became healthy, in
+    at most `mirror_entries` digests. `on_change` is called after each change of `state` and `in_flight`.
     """
 
     def __init__(
