@@ -24,6 +24,7 @@ def log_request(record: RequestRecord, *, method: str, route: str | None, time_s
     line: JsonObject = {
         "time_s": round(time_s, 3),
         "request_id": record.request_id,
+        "tenant": record.tenant,
         "method": method,
         "route": route or "other",
         "status": record.status,

@@ -20,6 +20,8 @@ from router.decider import Decider, build_scorer
 from router.dispatch import Dispatcher
 from router.edge import Edge
 from router.health import HealthMonitor
+from router.identity import Identity
+from router.keyring import KeyWatch, open_keyring
 from router.metrics import RouterMetrics
 from router.relay import Relay
 from router.services import Lifecycle, Services
@@ -71,8 +73,10 @@ def create_app(
         clock=clock,
         new_id=new_id,
     )
+    keyring = open_keyring(config.auth)
     services = Services(
         config=config,
+        identity=Identity(keyring, metrics),
         pool=pool,
         decider=Decider(config, scorer or build_scorer(config.routing)),
         dispatcher=dispatcher,
@@ -84,15 +88,15 @@ def create_app(
         started_s=int(wall_clock()),
     )
     monitor = HealthMonitor(pool.workers, transport, config.health, clock)
-    app = _assemble(services, transport, monitor)
+    app = _assemble(services, transport, monitor, KeyWatch(keyring, metrics))
     app.add_middleware(Edge, metrics=metrics, clock=clock, wall_clock=wall_clock, new_id=new_id)
     return app
 
 
-def _assemble(services: Services, transport: Transport, monitor: HealthMonitor) -> FastAPI:
+def _assemble(services: Services, transport: Transport, monitor: HealthMonitor, keys: KeyWatch) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with transport, monitor:
+        async with transport, monitor, keys:
             yield
 
     # Bodies are checked by the router itself, so FastAPI's own document would say nothing; no redirects either,

@@ -19,6 +19,7 @@ from router.yaml_file import load_yaml
 __all__ = [
     "AUTO_MODEL",
     "AffinityConfig",
+    "AuthConfig",
     "ConfigError",
     "HealthConfig",
     "HeuristicScorerConfig",
@@ -93,7 +94,9 @@ def _repeated(values: list[Value]) -> Value | None:
     return next((value for index, value in enumerate(values) if value in values[:index]), None)
 
 
-SizeBytes = Annotated[int, BeforeValidator(_parse_size)]
+_WrittenSize = int | Annotated[str, Field(pattern=f"^{_SIZE.pattern}$")]
+
+SizeBytes = Annotated[int, BeforeValidator(_parse_size, json_schema_input_type=_WrittenSize)]
 """A size in bytes; a file may also say `8MiB`."""
 
 ModelName = Annotated[str, AfterValidator(_check_model_name)]
@@ -116,6 +119,12 @@ class ListenConfig(Section):
     host: str = Field(default="127.0.0.1", min_length=1)
     port: Port = 8000
     processes: int = Field(default=1, ge=1, le=64)
+
+
+class AuthConfig(Section):
+    """Who may use the router: whoever has a key of `keys_file`; without that, all who reach it, as one tenant."""
+
+    keys_file: ConfigPath | None = None
 
 
 class ModelConfig(Section):
@@ -158,9 +167,8 @@ def _spelt_out(scorer: object) -> object:
     return {"kind": scorer} if scorer == "heuristic" else scorer
 
 
-ScorerConfig = Annotated[
-    HeuristicScorerConfig | RecordedScorerConfig, Field(discriminator="kind"), BeforeValidator(_spelt_out)
-]
+_Scorer = Annotated[HeuristicScorerConfig | RecordedScorerConfig, Field(discriminator="kind")]
+ScorerConfig = Annotated[_Scorer, BeforeValidator(_spelt_out, json_schema_input_type=_Scorer | Literal["heuristic"])]
 
 
 class RoutingConfig(Section):
@@ -265,6 +273,7 @@ class RouterSections(Section):
     """A router's settings apart from its models; a larger configuration inherits them."""
 
     listen: ListenConfig = ListenConfig()
+    auth: AuthConfig = AuthConfig()
     routing: RoutingConfig = RoutingConfig()
     limits: LimitsConfig = LimitsConfig()
     streams: StreamsConfig = StreamsConfig()

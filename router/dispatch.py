@@ -21,7 +21,6 @@ from router.errors import (
     UpstreamTimeoutError,
     WorkerFailedError,
 )
-from router.namespace import LOCAL_TENANT, extra_key
 from router.worker_answers import (
     RETRIED_STATUSES,
     error_of_status,
@@ -216,7 +215,7 @@ class Dispatcher:
             held.enter_context(in_flight(worker))
             async with deadline.phase(phase, limit_s).limit():
                 try:
-                    response = await self._send(worker, request, record.request_id)
+                    response = await self._send(worker, request, record)
                     held.callback(response.close)
                     answer = await self._receive(worker, response, is_stream=is_stream)
                 except TransportError as error:
@@ -228,18 +227,19 @@ class Dispatcher:
                 answer.hold(held.pop_all(), deadline, self._limits.between_bytes_s)
             return answer
 
-    async def _send(self, worker: Worker, request: GenerationRequest, request_id: str) -> UpstreamResponse:
+    async def _send(self, worker: Worker, request: GenerationRequest, record: RequestRecord) -> UpstreamResponse:
+        assert record.namespace is not None, "every endpoint identifies its client first"
         # Written afresh: nothing of the client's headers, its key above all, goes to a worker.
         headers = {
             "content-type": "application/json",
             "accept": "text/event-stream" if request.stream else "application/json",
             "accept-encoding": "identity",
-            "x-request-id": request_id,
+            "x-request-id": record.request_id,
         }
         body = request.worker_body(
             model=worker.model,
             rid=f"cf-{self._new_id()}",
-            extra_key=extra_key(LOCAL_TENANT, request.cache_salt),
+            extra_key=record.namespace,
             system_role=worker.system_role,
         )
         return await self._transport.post(worker.url + request.path, headers, body)

@@ -9,6 +9,8 @@
     │   ├── BodyTooLargeError       413  more bytes than `limits.body_bytes`
     │   ├── UploadTimeoutError      408  the body took longer than `limits.upload_s`
     │   ├── HeadTooLargeError       431  more bytes of request line and headers than the router reads
+    │   ├── InvalidApiKeyError      401  no key, not the form of one, or not one of ours
+    │   ├── ReuseUnavailableError   422  reuse is required and no worker can reuse
     │   └── ModelNotFoundError      404  no such model here
     ├── ClientGoneError             nobody: the client left, there is no one to answer
     ├── TransportError              the dispatcher: try another worker, or turn it into an UpstreamError
@@ -26,6 +28,7 @@ Each one that reaches a client carries what the OpenAI error object needs: messa
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -109,6 +112,46 @@ class HeadTooLargeError(ClientError):
     def __init__(self, limit_bytes: int) -> None:
         super().__init__(f"Request line and headers are larger than the limit of {limit_bytes} bytes.")
         self.limit_bytes = limit_bytes
+
+
+class AuthFailure(StrEnum):
+    """Why a request was not let in."""
+
+    MISSING = "missing"
+    MALFORMED = "malformed"
+    UNKNOWN = "unknown"
+
+
+_AUTH_MESSAGES = {
+    AuthFailure.MISSING: "No API key was sent; send it as `Authorization: Bearer KEY`.",
+    AuthFailure.MALFORMED: "The Authorization header does not have the form `Bearer KEY`.",
+    AuthFailure.UNKNOWN: "The API key is not valid.",
+}
+
+
+class InvalidApiKeyError(ClientError):
+    """The request does not carry a valid API key. What it carries instead is never repeated."""
+
+    status = 401
+    code = "invalid_api_key"
+
+    def __init__(self, reason: AuthFailure) -> None:
+        super().__init__(_AUTH_MESSAGES[reason], headers={"www-authenticate": "Bearer"})
+        self.reason = reason
+
+
+class ReuseUnavailableError(ClientError):
+    """The request insists on reuse, and no worker can reuse what other models computed."""
+
+    status = 422
+    code = "reuse_unavailable"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "`crossfill.reuse` is `require`, and no worker here can reuse what other models computed; "
+            "`allow` uses reuse where there is any.",
+            param="crossfill.reuse",
+        )
 
 
 class ModelNotFoundError(ClientError):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from router.errors import AuthFailure
 from router.record import Outcome
 from router.workers import WorkerState
 
@@ -136,6 +137,15 @@ class RouterMetrics:
         self._heartbeats = counter("crossfill_heartbeats", "Comments written to streams on which nothing came.")
         self._http = counter("crossfill_http_requests", "HTTP requests by route template.", ["route", "status"])
 
+        self._auth_failures = counter(
+            "crossfill_auth_failures", "Requests without a valid API key, by what is wrong.", ["reason"]
+        )
+        for reason in AuthFailure:
+            self._auth_failures.labels(reason.value)
+        self._keys_reload_failures = counter(
+            "crossfill_keys_reload_failures", "Faults that kept a changed keys file from being used."
+        )
+
     def watch_workers(self, workers: Iterable[Worker]) -> None:
         """Show load and state of `workers`, now and after each change.
 
@@ -150,6 +160,14 @@ class RouterMetrics:
     def count_retry(self, reason: str) -> None:
         """One more attempt, on a further worker."""
         self._retries.labels(reason).inc()
+
+    def count_auth_failure(self, reason: AuthFailure) -> None:
+        """A request was refused for its key."""
+        self._auth_failures.labels(reason.value).inc()
+
+    def count_keys_reload_failure(self) -> None:
+        """The keys file changed and cannot be used."""
+        self._keys_reload_failures.inc()
 
     def count_http(self, route: str | None, status: int) -> None:
         """One HTTP request; `route` is the template of the route, None if there is none."""

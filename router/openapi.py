@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic.json_schema import models_json_schema
 
 from router import answer_schema as answers
+from router.options import NAME as OPTIONS
+from router.options import SESSION_PATTERN, Reuse
 from router.schema import ROUTERS_OWN, ChatBody, CompletionBody
 
 if TYPE_CHECKING:
@@ -29,10 +31,20 @@ _DESCRIPTION = (
 )
 _REFUSALS = {
     "400": "The request is malformed, or the worker refuses it.",
+    "401": "The router asks for API keys, and this is none.",
     "404": "No such model.",
     "408": "The body took too long.",
     "413": "The body is too large.",
+    "422": "Reuse is required, and no worker can reuse.",
     "431": "The headers are too large.",
+}
+_OPTIONS_SCHEMA: Json = {
+    "type": "object",
+    "additionalProperties": False,
+    "properties": {
+        "reuse": {"enum": [reuse.value for reuse in Reuse], "default": Reuse.ALLOW.value},
+        "session": {"type": "string", "pattern": f"^{SESSION_PATTERN}$"},
+    },
 }
 _FAILURES = {
     "500": "The router failed.",
@@ -46,6 +58,7 @@ _HEADERS = {
     "x-crossfill-reason": "Why.",
     "x-crossfill-decision": "The decision as JSON; see RoutingDecision.",
     "x-crossfill-worker": "The worker that answers.",
+    "x-crossfill-prefix": "Why that worker, and how much of the prompt it holds.",
 }
 
 
@@ -97,6 +110,7 @@ def _schemas(models: Sequence[str]) -> dict[str, Any]:
         schema = schemas[_name(body)]
         schema["additionalProperties"] = True
         schema["properties"]["model"]["enum"] = list(models)
+        schema["properties"][OPTIONS] = {"anyOf": [_OPTIONS_SCHEMA, {"type": "null"}]}
     return schemas
 
 
@@ -123,6 +137,14 @@ def _post(name: str, summary: str, body: Json, good: Json) -> Json:
     return {
         "operationId": name,
         "summary": summary,
+        "parameters": [
+            {
+                "name": OPTIONS,
+                "in": "header",
+                "description": "The same as the field of this name, which wins key by key.",
+                "content": _json(_OPTIONS_SCHEMA),
+            }
+        ],
         "requestBody": {"required": True, "content": _json(body)},
         "responses": {"200": good, **_errors(_REFUSALS | _FAILURES)},
     }
@@ -178,7 +200,7 @@ def _named_model(models: Sequence[str]) -> Json:
             "schema": {"type": "string", "minLength": 1, "examples": list(models)},
         }
     ]
-    operation["responses"] |= _errors({"404": _REFUSALS["404"]})
+    operation["responses"] |= _errors({status: _REFUSALS[status] for status in ("401", "404")})
     return operation
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _SCOPE_KEY = "crossfill.record"
 
 
-class Reuse(StrEnum):
+class ReuseOutcome(StrEnum):
     """What a worker made of state that others left; it says so in its header `x-crossfill-reuse`."""
 
     NONE = "none"
@@ -58,11 +58,14 @@ class RequestRecord:
 
     `arrived_s`, `received_s` (its body is there and its turn has come), `decided_s` and `sent_s` (the last attempt) are
     seconds on the monotonic clock, `ttft_s` is from arrival. `placement` is that of the last attempt, `ttft_unknown`
-    names models whose prefill speed was asked and not known.
+    names models whose prefill speed was asked and not known. `tenant` is whose key the request came with (`local` where
+    no key is asked for), None until that is known; `namespace` is what a worker may share with it.
     """
 
     request_id: str
     arrived_s: float
+    tenant: str | None = None
+    namespace: str | None = None
     decision: Decision | None = None
     worker: str | None = None
     prompt: Prompt = field(default_factory=Prompt)
@@ -78,7 +81,7 @@ class RequestRecord:
     decided_s: float | None = None
     ttft_s: float | None = None
     usage: Usage | None = None
-    reuse: Reuse = Reuse.NONE
+    reuse: ReuseOutcome = ReuseOutcome.NONE
     is_generation: bool = False
 
     @property
@@ -113,10 +116,10 @@ def outcome_of(error: AnsweredError) -> Outcome:
     return Outcome.TIMEOUT if isinstance(error, UpstreamTimeoutError) else Outcome.UPSTREAM_ERROR
 
 
-def reuse_of(headers: Iterable[tuple[bytes, bytes]]) -> Reuse:
+def reuse_of(headers: Iterable[tuple[bytes, bytes]]) -> ReuseOutcome:
     """The worker's word on reuse, among the headers of its answer; a word that nobody knows is `none`."""
     told = next((value.decode("latin-1") for name, value in headers if name == b"x-crossfill-reuse"), "")
-    return next((reuse for reuse in Reuse if reuse.value == told), Reuse.NONE)
+    return next((reuse for reuse in ReuseOutcome if reuse.value == told), ReuseOutcome.NONE)
 
 
 def attach(scope: MutableMapping[str, Any], record: RequestRecord) -> None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import orjson
 
-from router.config import LimitsConfig
+from router.options import RequestOptions, read_options
 from router.schema import ChatBody, CompletionBody, check_chat_body, check_completion_body
 from router.system_role import for_model
 
 if TYPE_CHECKING:
-    from router.config import SystemRole
+    from collections.abc import Sequence
+
+    from router.config import LimitsConfig, SystemRole
     from router.errors import JsonObject
 
-_NEVER_FORWARDED = ("cache_salt", "custom_params", "crossfill")
+_NEVER_FORWARDED = ("cache_salt", "crossfill")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class GenerationRequest(ABC):
     payload: JsonObject
     model: str
     stream: bool
+    options: RequestOptions = field(default_factory=RequestOptions)
 
     @property
     def cache_salt(self) -> str | None:
@@ -68,7 +71,7 @@ class GenerationRequest(ABC):
         Nulls of known fields are left out: they mean the default, and SGLang refuses some of them.
         """
         body = {name: value for name, value in self.payload.items() if value is not None or name not in self.known}
-        body |= {"model": model, "rid": rid, "extra_key": extra_key}
+        body |= {"model": model, "rid": rid, "extra_key": extra_key, "custom_params": self.options.to_worker()}
         for name in _NEVER_FORWARDED:
             body.pop(name, None)
         if self.stream:
@@ -127,29 +130,34 @@ class CompletionRequest(GenerationRequest):
         """A prompt has no roles, and a bound of its own."""
 
 
-def parse_chat(body: JsonObject, limits: LimitsConfig | None = None) -> ChatRequest:
-    """Check `body` and wrap it; raises InvalidRequestError."""
-    limits = limits or LimitsConfig()
+def parse_chat(body: JsonObject, limits: LimitsConfig, option_headers: Sequence[str] = ()) -> ChatRequest:
+    """Check `body` and wrap it, with the values of the header `crossfill`; raises InvalidRequestError."""
     check_chat_body(body, limits.choices)
     return ChatRequest(
         payload=body,
         model=str(body["model"]),
         stream=bool(body.get("stream")),
+        options=read_options(body, option_headers),
         default_max_tokens=limits.default_max_tokens,
     )
 
 
-def parse_completion(body: JsonObject, limits: LimitsConfig | None = None) -> CompletionRequest:
-    """Check `body` and wrap it; raises InvalidRequestError."""
-    check_completion_body(body, (limits or LimitsConfig()).choices)
-    return CompletionRequest(payload=body, model=str(body["model"]), stream=bool(body.get("stream")))
+def parse_completion(body: JsonObject, limits: LimitsConfig, option_headers: Sequence[str] = ()) -> CompletionRequest:
+    """Check `body` and wrap it, with the values of the header `crossfill`; raises InvalidRequestError."""
+    check_completion_body(body, limits.choices)
+    return CompletionRequest(
+        payload=body,
+        model=str(body["model"]),
+        stream=bool(body.get("stream")),
+        options=read_options(body, option_headers),
+    )
 
 
-def parse_either(body: JsonObject, limits: LimitsConfig | None = None) -> GenerationRequest:
+def parse_either(body: JsonObject, limits: LimitsConfig, option_headers: Sequence[str] = ()) -> GenerationRequest:
     """A text completion if `body` has a prompt and no messages, else a chat; raises InvalidRequestError."""
     if "prompt" in body and "messages" not in body:
-        return parse_completion(body, limits)
-    return parse_chat(body, limits)
+        return parse_completion(body, limits, option_headers)
+    return parse_chat(body, limits, option_headers)
 
 
 def _text(content: Any) -> str:

@@ -177,6 +177,8 @@ class GenerationBody(Checked):
     top_k: int | None = Field(default=None, ge=-1, le=_LARGEST_INT32)
     min_tokens: int | None = Field(default=None, ge=0, le=_LARGEST_INT32)
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=2)
+    # A salt that is not one would be dropped, and its client believe that it has a namespace of its own.
+    cache_salt: str | None = None
 
 
 class ChatBody(GenerationBody):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from router.config import RouterConfig
     from router.decider import Decider
     from router.dispatch import Dispatcher
+    from router.identity import Identity
     from router.metrics import RouterMetrics
     from router.relay import Relay
     from router.sessions import Sessions
@@ -41,6 +42,7 @@ class Services:
     """The parts of a router. `clock` is monotonic, `started_s` Unix time, both in seconds."""
 
     config: RouterConfig
+    identity: Identity
     pool: WorkerPool
     decider: Decider
     dispatcher: Dispatcher

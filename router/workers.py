@@ -34,8 +34,9 @@ class Worker:
     """One worker process. `id` is `<model>/<index in the configuration>`; it is public, the URL is not.
 
     `system_role` is how its model takes system turns. `last_life_s` is when it last sent anything (monotonic clock),
-    `slow` says that probes fail while it still works. `prefixes` is what it has prefilled since it became healthy, in
-    at most `mirror_entries` digests. `on_change` is called after each change of `state` and `in_flight`.
+    `slow` says that probes fail while it still works, `can_reuse` that it can reuse what other models computed: False
+    until a worker says so, which none does yet. `prefixes` is what it has prefilled since it became healthy, in at most
+    `mirror_entries` digests. `on_change` is called after each change of `state` and `in_flight`.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Worker:
         self.state = WorkerState.STARTING
         self.slow = False
         self.prefixes = PrefixMirror(mirror_entries)
+        self.can_reuse = False
         self.in_flight = 0
         self.failures = 0
         self.last_life_s = float("-inf")
@@ -123,6 +125,11 @@ class WorkerPool:
     def by_model(self) -> dict[str, tuple[Worker, ...]]:
         """Workers by model name, in the order of the configuration."""
         return dict(self._by_model)
+
+    @property
+    def can_reuse(self) -> bool:
+        """Whether any worker can reuse what other models computed."""
+        return any(worker.can_reuse for worker in self.workers)
 
     def unavailable(self, tried: Collection[Worker] = ()) -> frozenset[str]:
         """Models that have no healthy worker outside `tried`."""

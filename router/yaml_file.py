@@ -33,13 +33,7 @@ def load_yaml(path: Path | str, model_class: type[Model]) -> Model:
     Raises ConfigError, with a message of one line, for a file that cannot be read, is not YAML or does not fit.
     """
     path = Path(path)
-    text = _read(path)
-    with _one_line_faults(path):
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        _check_nodes(path, root)
-        data = yaml.safe_load(text)
-    if not isinstance(data, dict):
-        raise ConfigError(f"{path}: expected a mapping of keys at the top, found {_kind(data)}")
+    root, data = _parse(path)
     try:
         as_json = orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS)
     except TypeError as error:
@@ -48,6 +42,22 @@ def load_yaml(path: Path | str, model_class: type[Model]) -> Model:
         return model_class.model_validate_json(as_json, strict=True, context={"folder": path.parent})
     except ValidationError as error:
         raise ConfigError(_explain(path, root, data, model_class, error)) from error
+
+
+def read_mapping(path: Path) -> dict[Any, Any]:
+    """What `path` holds, not yet checked against any model. Raises ConfigError, as `load_yaml` does."""
+    return _parse(path)[1]
+
+
+def _parse(path: Path) -> tuple[yaml.Node | None, dict[Any, Any]]:
+    text = _read(path)
+    with _one_line_faults(path):
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        _check_nodes(path, root)
+        data = yaml.safe_load(text)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: expected a mapping of keys at the top, found {_kind(data)}")
+    return root, data
 
 
 def _read(path: Path) -> str:

@@ -1,6 +1,6 @@
 """POST /v1/chat/completions, /v1/completions, and /v1/route, which decides the same way and sends nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fastapi import APIRouter, Request, Response
 from starlette.types import Receive, Scope, Send
@@ -11,12 +11,13 @@ from router.client import while_client_listens
 from router.config import LimitsConfig
 from router.decider import Decide
 from router.errors import AnsweredError, JsonObject
-from router.namespace import LOCAL_TENANT, extra_key
+from router.namespace import extra_key
+from router.options import require_available
 from router.record import record_of
 from router.request import ChatRequest, CompletionRequest, GenerationRequest, parse_chat, parse_completion, parse_either
 from router.services import Services
 
-Parse = Callable[[JsonObject, LimitsConfig], GenerationRequest]
+Parse = Callable[[JsonObject, LimitsConfig, Sequence[str]], GenerationRequest]
 
 
 def chat_routes(services: Services) -> APIRouter:
@@ -27,12 +28,15 @@ def chat_routes(services: Services) -> APIRouter:
     reader = BodyReader(limits)
 
     async def read_and_prepare(request: Request, parse: Parse) -> tuple[GenerationRequest, Decide]:
-        record = record_of(request.scope)
+        tenant = services.identity.identify(request.scope)
+        record, option_headers = record_of(request.scope), request.headers.getlist("crossfill")
 
         def understand(body: bytes) -> tuple[GenerationRequest, Decide]:
             record.received_s = services.clock()
-            asked = parse(parse_json_object(body, limits), limits)
-            situation = services.sessions.situation(record, asked.payload, extra_key(LOCAL_TENANT, asked.cache_salt))
+            asked = parse(parse_json_object(body, limits), limits, option_headers)
+            require_available(asked.options, can_reuse=services.pool.can_reuse)
+            record.namespace = extra_key(tenant, asked.cache_salt, asked.options.reuse)
+            situation = services.sessions.situation(record, asked.payload, record.namespace, asked.options.session)
             return asked, services.decider.prepare(asked, record.request_id, situation)
 
         return await reader.read(request, understand)

@@ -99,7 +99,7 @@ async def test_fields_that_the_router_owns_cannot_be_set_by_a_client(duo: Any) -
         "extra_key": "other-tenant",
         "custom_params": {"a": 1},
         "cache_salt": "s",
-        "crossfill": {"reuse": "off"},
+        "crossfill": {"reuse": "allow"},
     }
     await duo.chat(**client)
     await duo.chat(**client)
@@ -108,7 +108,8 @@ async def test_fields_that_the_router_owns_cannot_be_set_by_a_client(duo: Any) -
     for body in (salted, again, plain):
         assert body["model"] == "small"
         assert body["rid"].startswith("cf-")
-        assert not {"custom_params", "cache_salt", "crossfill"} & set(body)
+        assert body["custom_params"] == {"crossfill": {"reuse": "allow"}}
+        assert not {"cache_salt", "crossfill"} & set(body)
     assert salted["rid"] != again["rid"]
     assert salted["extra_key"] == again["extra_key"] != plain["extra_key"]
     assert salted["extra_key"] != "other-tenant"

@@ -2,6 +2,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.namespace import extra_key
+from router.options import Reuse
+
+reuses = st.sampled_from([Reuse.OFF, Reuse.ALLOW, Reuse.REQUIRE])
 
 
 def test_fields_are_framed() -> None:
@@ -18,9 +21,15 @@ def test_empty_salt_is_no_salt() -> None:
     assert extra_key("local", "") == extra_key("local", None) == extra_key("local")
 
 
-@given(st.text(), st.text(), st.text(), st.text())
-def test_a_client_cannot_pick_anothers_namespace(tenant: str, salt: str, other: str, other_salt: str) -> None:
-    if tenant != other:
-        assert extra_key(tenant, salt) != extra_key(other, other_salt)
-    elif salt != other_salt:
-        assert extra_key(tenant, salt) != extra_key(tenant, other_salt)
+def test_only_off_is_apart() -> None:
+    assert extra_key("local", None, Reuse.REQUIRE) == extra_key("local", None, Reuse.ALLOW) == extra_key("local")
+    assert extra_key("local", None, Reuse.OFF) not in {extra_key("local"), extra_key("local", "exact")}
+
+
+@given(st.text(), st.text(), reuses, st.text(), st.text(), reuses)
+def test_a_client_cannot_pick_anothers_namespace(
+    tenant: str, salt: str, reuse: Reuse, other: str, other_salt: str, other_reuse: Reuse
+) -> None:
+    exact = (reuse is Reuse.OFF, other_reuse is Reuse.OFF)
+    same = (tenant, salt, exact[0]) == (other, other_salt, exact[1])
+    assert (extra_key(tenant, salt, reuse) == extra_key(other, other_salt, other_reuse)) == same

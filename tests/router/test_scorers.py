@@ -126,7 +126,8 @@ def test_all_text_parts_count_and_null_is_empty() -> None:
         {"type": "text", "text": hard[20:]},
     ]
     chat = parse_chat(
-        {"model": "m", "messages": [{"role": "assistant", "content": None}, {"role": "user", "content": parts}]}
+        {"model": "m", "messages": [{"role": "assistant", "content": None}, {"role": "user", "content": parts}]},
+        LimitsConfig(),
     )
     turns = chat.turns()
     assert turns[0].text == ""

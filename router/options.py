@@ -1,0 +1,93 @@
+"""What a client may ask of Crossfill itself: the `crossfill` object of a request, or the same JSON in a header."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from router.errors import InvalidRequestError, ReuseUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from router.errors import JsonObject
+
+NAME = "crossfill"
+"""Of the field and of the header."""
+
+SESSION_PATTERN = "[A-Za-z0-9._:-]{1,128}"
+"""Of a conversation's id, as a regular expression."""
+
+_SESSION = re.compile(SESSION_PATTERN, re.ASCII)
+_LONGEST_KEY = 100
+
+
+class Reuse(StrEnum):
+    """Whether the prefill of other models and agents may be reused, which makes a request's own KV approximate."""
+
+    OFF = "off"
+    ALLOW = "allow"
+    REQUIRE = "require"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """`session` is the client's own id of the conversation."""
+
+    reuse: Reuse = Reuse.ALLOW
+    session: str | None = None
+
+    def to_worker(self) -> JsonObject:
+        """What a worker is told, as `custom_params` of its request."""
+        return {NAME: {"reuse": self.reuse.value}}
+
+
+def read_options(body: JsonObject, headers: Sequence[str] = ()) -> RequestOptions:
+    """The options of a request with this `body` and these values of the header `crossfill`; the body wins, key by key.
+
+    Raises InvalidRequestError, `param` being `crossfill` or the key within it.
+    """
+    given = {
+        **(_checked(_parsed(headers), "The header") if headers else {}),
+        **(_checked(body[NAME], "The field") if body.get(NAME) is not None else {}),
+    }
+    return RequestOptions(reuse=Reuse(given.get("reuse", Reuse.ALLOW)), session=given.get("session"))
+
+
+def require_available(options: RequestOptions, *, can_reuse: bool) -> None:
+    """Raise ReuseUnavailableError if the request insists on reuse and there is no worker that can reuse."""
+    if options.reuse is Reuse.REQUIRE and not can_reuse:
+        raise ReuseUnavailableError
+
+
+def _parsed(headers: Sequence[str]) -> object:
+    if len(headers) > 1:
+        raise InvalidRequestError(f"The header `{NAME}` is there more than once.", param=NAME)
+    try:
+        return orjson.loads(headers[0])
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequestError(f"The header `{NAME}` must be a JSON object: {error}.", param=NAME) from error
+
+
+def _checked(given: Any, place: str) -> dict[str, str]:
+    """`given` if it is an object of known keys with fit values."""
+    if not isinstance(given, dict):
+        raise InvalidRequestError(f"{place} `{NAME}` must be a JSON object.", param=NAME)
+    for key, value in given.items():
+        param = f"{NAME}.{key[:_LONGEST_KEY]}"
+        match key:
+            case "reuse":
+                if value not in list(Reuse):
+                    raise InvalidRequestError(f"`{param}` must be one of {', '.join(Reuse)}.", param=param)
+            case "session":
+                if not (isinstance(value, str) and _SESSION.fullmatch(value)):
+                    raise InvalidRequestError(f"`{param}` must be 1 to 128 letters, digits and . _ : -", param=param)
+            case _:
+                raise InvalidRequestError(
+                    f"`{param}` is unknown; `{NAME}` has `{NAME}.reuse` and `{NAME}.session`.", param=param
+                )
+    return given
