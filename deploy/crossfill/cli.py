@@ -1,13 +1,12 @@
 """The `crossfill` program. Commands import what they need when they run, so that help and completion answer at once."""
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from crossfill import bench_cli, models_cli
+from crossfill import bench_cli, config_cli, keys_cli, models_cli
 from engines.models.prepare import DEFAULT_ROOT
 
 app = typer.Typer(
@@ -16,7 +15,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.add_typer(models_cli.app, name="models", help="Make and judge the demo's models.")
+app.add_typer(models_cli.app, name="models", help="Make and judge the demo's models, ask a router for its own.")
+app.add_typer(config_cli.app, name="config", help="Check, show and describe configuration files.")
+app.add_typer(keys_cli.app, name="keys", help="Make, list and revoke API keys.")
 app.add_typer(bench_cli.app, name="bench", help="Measure on this machine.")
 
 _WORKER_GRACE_S = 45.0
@@ -128,22 +129,13 @@ def fake_worker(
 
 
 @app.command()
-def doctor() -> None:
-    """Check that this installation can run a worker."""
-    from engines import compat, platform, torchvision_stub
+def doctor(
+    config: Annotated[Path | None, typer.Option(help="Check this file too, and its ports and workers.")] = None,
+) -> None:
+    """Check that this installation can run a worker, and what a configuration needs of this machine."""
+    from crossfill.doctor import examine
 
-    # As in a CPU worker; where torch has CUDA, the stub does nothing and SGLang finds its own platform.
-    torchvision_stub.install()
-    if not _torch_has_cuda():
-        os.environ["SGLANG_PLATFORM"] = platform.NAME
-    compat.check()
-    typer.echo(f"SGLang {compat.SGLANG_VERSION} with every extension point that Crossfill uses: ok")
-
-
-def _torch_has_cuda() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
+    raise typer.Exit(0 if examine(config, typer.echo) else 1)
 
 
 def _show_version(wanted: bool) -> None:

@@ -100,7 +100,10 @@ class StackConfig(RouterSections):
         )
 
     def worker_config(self, model: StackModel, path: Path | str, port: int) -> WorkerConfig:
-        """Settings of one worker: the shared ones, overridden by what the model's own section names."""
-        own = model.worker.model_dump(exclude_unset=True)
-        shared = self.worker.model_dump()
-        return WorkerConfig(**{**shared, **own}, model_path=str(path), name=model.name, port=port)
+        """Settings of one worker, and where it lies and listens."""
+        settings = self.worker_settings(model).model_dump()
+        return WorkerConfig(**settings, model_path=str(path), name=model.name, port=port)
+
+    def worker_settings(self, model: StackModel) -> WorkerSettings:
+        """Settings of a model's workers: the shared ones, overridden by what the model's own section names."""
+        return WorkerSettings(**{**self.worker.model_dump(), **model.worker.model_dump(exclude_unset=True)})

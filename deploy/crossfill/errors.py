@@ -2,6 +2,8 @@
 
 CrossfillError
 ├── StartError    something that `crossfill up` needs is missing or taken; the operator must act
+├── KeysError     the keys file cannot be changed as asked
+├── ServingError  a running router could not be asked
 └── BenchError    a measurement could not be made
 """
 
@@ -12,6 +14,14 @@ class CrossfillError(Exception):
 
 class StartError(CrossfillError):
     """The stack cannot be started."""
+
+
+class KeysError(CrossfillError):
+    """The keys file cannot be changed as asked."""
+
+
+class ServingError(CrossfillError):
+    """A running router could not be asked."""
 
 
 class BenchError(CrossfillError):

@@ -102,6 +102,30 @@ def list_models(root: Root = DEFAULT_ROOT) -> None:
     console.print(table)
 
 
+@app.command()
+def serving(
+    url: Annotated[str, typer.Argument(help="The router.")] = "http://127.0.0.1:8000",
+    key: Annotated[str | None, typer.Option(envvar="CROSSFILL_API_KEY", help="API key, if it asks for one.")] = None,
+) -> None:
+    """Ask a running router for its models and workers; status 1 if no worker can be used."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from crossfill.serving import ask_router
+
+    found = ask_router(url, key)
+    table = Table(box=None)
+    for column in ("model", "worker", "state"):
+        table.add_column(column, overflow="fold")
+    table.add_column("in flight", justify="right")
+    for worker in found.workers:
+        table.add_row(worker.model, worker.id, worker.state, str(worker.in_flight))
+    console = Console(markup=False, highlight=False)
+    console.print(table)
+    console.print(f"{found.status}; models: {', '.join(found.names)}", soft_wrap=True)
+    raise typer.Exit(1 if found.status == "unavailable" else 0)
+
+
 def _state(name: str, root: Path) -> str:
     from engines.models.prepare import check_prepared
 

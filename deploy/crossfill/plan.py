@@ -41,7 +41,7 @@ def make_plan(config: StackConfig, folders: Mapping[str, Path | str], state_dir:
     Raises:
         StartError: the router's port is taken, or a worker's settings cannot work.
     """
-    listen = _settled(config.listen)
+    listen = settle(config.listen)
     workers: list[ChildSpec] = []
     started: dict[str, list[str]] = {}
     for model in config.models:
@@ -74,8 +74,12 @@ def write_router_file(plan: Plan) -> None:
     )
 
 
-def _settled(listen: ListenConfig) -> ListenConfig:
-    """The router's address with a port that is free now; port 0 becomes one that the system chooses."""
+def settle(listen: ListenConfig) -> ListenConfig:
+    """The router's address with a port that is free now; port 0 becomes one that the system chooses.
+
+    Raises:
+        StartError: the port is taken.
+    """
     family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

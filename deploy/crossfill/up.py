@@ -16,6 +16,7 @@ from rich.console import Console
 from crossfill.board import Board
 from crossfill.child import Child, ChildSpec, State
 from crossfill.config import StackConfig
+from crossfill.config_file import check_files
 from crossfill.errors import StartError
 from crossfill.plan import Plan, make_plan, write_router_file
 from crossfill.ports import Ports
@@ -48,7 +49,10 @@ def up(
 
     Raises:
         StartError: nothing could be served.
+        ConfigError: a file that the configuration names cannot be used.
     """
+    # Before anything is built or started: a slip shows at once.
+    check_files(config)
     with _alone(state_dir), Ports(config.first_worker_port) as ports:
         folders = prepare_sources([m.source for m in config.models if m.source is not None], models_root)
         plan = make_plan(config, folders, state_dir, ports)
@@ -180,9 +184,10 @@ def _ready_text(config: StackConfig, plan: Plan, children: Sequence[Child], seco
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
         "max_tokens": 60,
     }
+    key = '-H "authorization: Bearer $CROSSFILL_API_KEY" ' if config.auth.keys_file else ""
     lines += [
         "",
-        f"curl {url}/v1/chat/completions -H 'content-type: application/json' -d '{json.dumps(body)}'",
+        f"curl {url}/v1/chat/completions {key}-H 'content-type: application/json' -d '{json.dumps(body)}'",
         "",
         f"Any OpenAI client works with base_url={url}/v1. Metrics: {url}/metrics. "
         f"Logs: {plan.router_file.parents[1] / 'log'}.",

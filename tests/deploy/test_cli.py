@@ -27,7 +27,10 @@ def test_help_lists_every_command_without_importing_torch():
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     assert loaded == "set()"
     text = crossfill("--help").stdout
-    assert all(command in text for command in ("up", "serve", "worker", "fake-worker", "models", "bench", "doctor"))
+    assert all(
+        command in text
+        for command in ("up", "serve", "worker", "fake-worker", "models", "keys", "config", "bench", "doctor")
+    )
 
 
 @pytest.mark.parametrize(

@@ -147,3 +147,28 @@ def test_a_worker_that_cannot_start_is_named_before_anything_starts(tmp_path):
     config = load(tmp_path, models=[{"name": "a", "source": "./missing"}], listen={"port": 0})
     with pytest.raises(StartError, match=r"worker a/0: model folder \./missing does not exist"):
         make_plan(config, {"./missing": "./missing"}, tmp_path, Ports(31000))
+
+
+@pytest.mark.parametrize(("auth", "has_key"), [({}, False), ({"keys_file": "keys"}, True)])
+def test_the_ready_text_shows_a_key_where_one_is_asked_for(tmp_path, auth, has_key):
+    from crossfill.child import Child
+    from crossfill.up import _ready_text
+
+    config = load(tmp_path, **two_models(listen={"port": 0}, auth=auth))
+    plan = plan_of(config, tmp_path)
+    children = [
+        Child(spec, lambda _: None, backoff_max_s=1, clock=lambda: 0.0) for spec in (*plan.workers, plan.router)
+    ]
+    text = _ready_text(config, plan, children, 1.0, sees_all=True)
+    assert ('-H "authorization: Bearer $CROSSFILL_API_KEY"' in text) == has_key
+
+
+def test_up_ends_at_once_when_a_named_file_cannot_be_used(tmp_path):
+    from rich.console import Console
+
+    from crossfill.up import up
+
+    config = load(tmp_path, **two_models(auth={"keys_file": "none"}))
+    with pytest.raises(ConfigError, match="none: cannot be read"):
+        up(config, state_dir=tmp_path / "var", models_root=tmp_path, console=Console())
+    assert not (tmp_path / "var").exists()

@@ -136,7 +136,7 @@ SHAPES = {
 BODIES = {f"chat, {name}": (CHAT, body) for name, body in CHATS.items()}
 BODIES |= {f"text, {name}": (TEXT, body) for name, body in TEXTS.items()}
 # What the router sets or adapts; tested where it does.
-OWN = {"rid", "extra_key"}
+OWN = {"rid", "extra_key", "custom_params"}
 
 
 @pytest.mark.parametrize(("path", "bodies"), [(CHAT, CHATS), (TEXT, TEXTS)])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from router.config import LimitsConfig
 from router.errors import ConfigError
 from router.features import conversation_features, text_features
 from router.request import Turn, parse_chat

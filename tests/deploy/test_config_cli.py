@@ -1,0 +1,189 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from crossfill.config import StackConfig
+from crossfill.config_file import effective, load_any, schema_of
+from crossfill.plan import make_plan, write_router_file
+from crossfill.ports import Ports
+from router.config import RouterConfig, load_yaml
+from router.errors import ConfigError
+
+DEMO = Path(__file__).parent.parent.parent / "deploy" / "demo.yaml"
+STACK = "models: [{name: a, source: s}, {name: b, urls: ['http://b']}]\n"
+ROUTER = "models: [{name: a, workers: ['http://a']}, {name: b, workers: ['http://b']}]\n"
+
+
+def crossfill(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "crossfill", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text, name="file.yaml"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_check_tells_each_file_and_fails_if_one_has_a_fault(write):
+    good, bad = write(ROUTER, "good.yaml"), write(STACK + "routing:\n  threshhold: 0.1\n", "bad.yaml")
+    ended = crossfill("config", "check", bad, good, DEMO)
+    assert ended.returncode == 1
+    assert ended.stdout == f"{good}: ok (router, 2 models)\n{DEMO}: ok (stack, 2 models)\n"
+    assert ended.stderr.startswith(f"crossfill: {bad}:3: unknown key 'routing.threshhold'; expected one of: ")
+    assert len(ended.stderr.splitlines()) == 1
+    assert crossfill("config", "check", good, DEMO).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (ROUTER + "routing: {taus: 1}\n", ":2: unknown key 'routing.taus'; did you mean 'routing.tau'?"),
+        (ROUTER + "tau: 1\n", ":2: unknown key 'tau'; did you mean 'routing.tau'?"),
+        (ROUTER + "routing: {tau: '1'}\n", ":2: routing.tau: must be a valid number, not '1'"),
+        ("models: [{name: a, wokers: ['http://a']}]\n", "'models.0.wokers'; did you mean 'models.0.workers'? (and 1"),
+        ("models: [{name: a, source: s, woker: {}}]\n", "'models.0.woker'; did you mean 'models.0.worker'?"),
+        ("models: [{name: a, souce: s}]\n", "'models.0.souce'; did you mean 'models.0.source'?"),
+        (STACK + "supervisr: {}\n", ":2: unknown key 'supervisr'; did you mean 'supervisor'?"),
+        (ROUTER + "supervisor: {}\n", ":2: unknown key 'supervisor'; expected one of: "),
+        (
+            "models: [{name: a, source: s}, {name: b, source: s}, {name: c, workers: 2}]\n",
+            "unknown key 'models.2.workers'",
+        ),
+        (ROUTER + "auth: {key_file: keys}\n", ":2: unknown key 'auth.key_file'; did you mean 'auth.keys_file'?"),
+        ("models: {}\n", ":1: models: must be a valid array, not {}"),
+        ("- a\n", ": expected a mapping of keys at the top, found a list"),
+        ("models: [\n", ":2: not valid YAML"),
+    ],
+)
+def test_a_fault_is_told_in_the_words_of_the_kind_of_file(write, text, message):
+    path = write(text)
+    with pytest.raises(ConfigError) as caught:
+        load_any(path)
+    assert str(caught.value).startswith(str(path))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("models", [STACK, ROUTER], ids=["stack", "router"])
+@pytest.mark.parametrize(
+    ("section", "fault"),
+    [
+        ("auth: {keys_file: none}\n", "none: cannot be read: No such file or directory"),
+        ("auth: {keys_file: bad}\n", "bad:1: not a key: "),
+        ("auth: {keys_file: empty}\n", "empty: has no key, nobody could use the router"),
+        (
+            "routing: {ladder: [a, b], scorer: {kind: recorded, path: none.jsonl}}\n",
+            "none.jsonl: cannot be read: No such file or directory",
+        ),
+        ("routing: {ladder: [a, b], scorer: {kind: recorded, path: bad}}\n", "bad:1: "),
+    ],
+    ids=["no keys file", "bad keys file", "empty keys file", "no scores", "bad scores"],
+)
+def test_files_that_a_file_names_are_checked(write, models, section, fault):
+    write("nonsense\n", "bad")
+    write("", "empty").chmod(0o600)
+    path = write(models + section)
+    ended = crossfill("config", "check", path)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"crossfill: {path.parent}/{fault}")
+    assert not ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "model"),
+    [
+        (
+            "worker: {threads: 2, max_total_tokens: 4096}\n"
+            "models: [{name: a, source: s, worker: {threads: 3}}, {name: b, urls: ['http://b']}]\n"
+            "limits: {body_bytes: 1MiB}\n"
+            "auth: {keys_file: keys}\n",
+            StackConfig,
+        ),
+        (ROUTER + "routing: {ladder: [a, b], tau: 0.2}\n", RouterConfig),
+    ],
+    ids=["stack", "router"],
+)
+def test_show_prints_every_default_and_means_the_same(write, text, model):
+    path = write(text)
+    ended = crossfill("config", "show", path)
+    assert ended.returncode == 0, ended.stderr
+    shown = yaml.safe_load(ended.stdout)
+    assert shown.keys() == model.model_fields.keys()
+    assert shown["upstream"]["connect_s"] == 5
+    again = load_any(write(ended.stdout, "again.yaml"))
+    assert isinstance(again, model)
+    assert effective(again) == effective(load_any(path)) == shown
+
+
+def test_show_merges_the_settings_of_workers(write):
+    path = write("worker: {threads: 2, max_total_tokens: 4096}\nmodels: [{name: a, source: s, worker: {threads: 3}}]\n")
+    [model] = effective(load_any(path))["models"]
+    assert (model["worker"]["threads"], model["worker"]["max_total_tokens"]) == (3, 4096)
+
+
+def test_show_of_a_bad_file_is_one_line(write):
+    ended = crossfill("config", "show", write(ROUTER + "routing: {taus: 1}\n"))
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert "did you mean 'routing.tau'" in ended.stderr
+
+
+@pytest.mark.parametrize("kind", ["stack", "router"])
+def test_schema_is_valid_and_printed_whole(kind):
+    ended = crossfill("config", "schema", "--kind", kind)
+    assert ended.returncode == 0
+    printed = json.loads(ended.stdout)
+    assert printed == schema_of(kind)
+    assert printed["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    jsonschema.Draft202012Validator.check_schema(printed)
+
+
+def faults(kind, text):
+    validator = jsonschema.Draft202012Validator(schema_of(kind))
+    return [error.message for error in validator.iter_errors(yaml.safe_load(text))]
+
+
+def test_schema_takes_what_the_program_takes():
+    assert not faults("stack", DEMO.read_text())
+    assert not faults("stack", STACK + "limits: {body_bytes: 8MiB}\nrouting: {scorer: heuristic}\n")
+    assert not faults("router", ROUTER + "limits: {body_bytes: 1000}\nrouting: {scorer: {kind: recorded, path: a}}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        (DEMO.read_text().replace("tau:", "taus:"), "taus"),
+        (DEMO.read_text().replace("source:", "sources:"), "sources"),
+        (STACK + "limits: {body_bytes: 8 apples}\n", "8 apples"),
+        (STACK + "routing: {scorer: learnt}\n", "learnt"),
+        (STACK + "routing: {sigma: -1}\n", "-1"),
+        (ROUTER, "workers"),
+    ],
+    ids=["key", "key of a model", "size", "scorer", "number", "the other kind"],
+)
+def test_schema_refuses_what_the_program_refuses(text, word):
+    assert any(word in message for message in faults("stack", text))
+
+
+def test_a_keys_file_is_found_from_the_written_router_file_too(tmp_path, monkeypatch, write):
+    monkeypatch.chdir(tmp_path)
+    write(STACK + "auth: {keys_file: keys}\nlisten: {port: 0}\n", "stack.yaml")
+    config = load_yaml("stack.yaml", StackConfig)
+    with Ports(config.first_worker_port) as ports:
+        plan = make_plan(config, {"s": tmp_path}, tmp_path / "var", ports)
+    write_router_file(plan)
+    assert load_yaml(plan.router_file, RouterConfig).auth.keys_file == tmp_path / "keys"
