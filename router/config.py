@@ -8,21 +8,36 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    model_validator,
+)
 
 from router.errors import ConfigError
 from router.yaml_file import load_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 __all__ = [
     "AUTO_MODEL",
     "AffinityConfig",
     "AuthConfig",
     "ConfigError",
+    "CostConfig",
     "HealthConfig",
     "HeuristicScorerConfig",
+    "LearnedScorerConfig",
     "LimitsConfig",
     "ListenConfig",
     "ModelConfig",
@@ -104,6 +119,7 @@ WorkerUrl = Annotated[str, AfterValidator(_check_worker_url)]
 ConfigPath = Annotated[Path, AfterValidator(_from_config_folder)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 
 
@@ -127,6 +143,13 @@ class AuthConfig(Section):
     keys_file: ConfigPath | None = None
 
 
+class CostConfig(Section):
+    """Price of a model per million tokens of prompt and of answer, in a unit that all models share."""
+
+    input: NotNegative
+    output: NotNegative
+
+
 class ModelConfig(Section):
     """A model and the workers that serve it.
 
@@ -139,6 +162,7 @@ class ModelConfig(Section):
     name: ModelName
     workers: tuple[WorkerUrl, ...] = Field(min_length=1)
     capability: float | None = Field(default=None, ge=0, le=1)
+    cost: CostConfig | None = None
     prefill_tokens_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     system_role: SystemRole = "system"
 
@@ -162,35 +186,58 @@ class RecordedScorerConfig(Section):
     path: ConfigPath
 
 
+class LearnedScorerConfig(Section):
+    """Scores of a model that `crossfill calibrate router` fitted; `path` is its file."""
+
+    kind: Literal["learned"] = "learned"
+    path: ConfigPath
+
+
 def _spelt_out(scorer: object) -> object:
     """The one scorer without settings may be given by its name alone."""
     return {"kind": scorer} if scorer == "heuristic" else scorer
 
 
-_Scorer = Annotated[HeuristicScorerConfig | RecordedScorerConfig, Field(discriminator="kind")]
+_Scorer = Annotated[HeuristicScorerConfig | RecordedScorerConfig | LearnedScorerConfig, Field(discriminator="kind")]
 ScorerConfig = Annotated[_Scorer, BeforeValidator(_spelt_out, json_schema_input_type=_Scorer | Literal["heuristic"])]
 
 
-class RoutingConfig(Section):
-    """How the model `auto` chooses: large iff q_L + eps_L > q_S + eps_S + tau, eps ~ N(0, sigma^2).
+def _tau_kind(tau: object) -> str:
+    return "list" if isinstance(tau, list | tuple) else "number"
 
-    `ladder` names the models, weakest first; None means that `auto` is not offered.
+
+Thresholds = Annotated[
+    Annotated[Finite, Tag("number")] | Annotated[tuple[Finite, ...], Tag("list")], Discriminator(_tau_kind)
+]
+
+
+class RoutingConfig(Section):
+    """How the model `auto` chooses; the rule stands in `router.policy`.
+
+    `ladder` names two or more models, weakest first; None means that `auto` is not offered. `tau` is one number, or a
+    list with one for each pair of neighbours. `cost_weight` is score per unit of cost, `ttft_weight` score per second.
     """
 
     ladder: tuple[str, ...] | None = None
-    tau: Finite = 0.3
-    sigma: float = Field(default=0.1, ge=0, allow_inf_nan=False)
+    tau: Thresholds = 0.3
+    sigma: NotNegative = 0.1
+    cost_weight: NotNegative = 0.0
+    ttft_weight: NotNegative = 0.0
     scorer: ScorerConfig = HeuristicScorerConfig()
-    ttft_weight: float = Field(default=0, ge=0, allow_inf_nan=False)
 
     @model_validator(mode="after")
-    def _ladder_has_two_models(self) -> Self:
+    def _ladder_and_thresholds_fit(self) -> Self:
         if self.ladder is None:
             return self
-        if len(self.ladder) != 2:
-            raise ValueError(f"ladder takes exactly two models for now, weakest first; it has {len(self.ladder)}")
-        if self.ladder[0] == self.ladder[1]:
-            raise ValueError(f"ladder names {self.ladder[0]!r} twice")
+        if len(self.ladder) < 2:
+            raise ValueError(f"ladder takes two models or more, weakest first; it has {len(self.ladder)}")
+        if (name := _repeated(list(self.ladder))) is not None:
+            raise ValueError(f"ladder names {name!r} twice")
+        if isinstance(self.tau, tuple) and len(self.tau) != len(self.ladder) - 1:
+            raise ValueError(
+                f"tau takes one number, or a list of {len(self.ladder) - 1} for the neighbours of this ladder; "
+                f"it has {len(self.tau)}"
+            )
         return self
 
     def require_known(self, models: tuple[str, ...]) -> None:
@@ -198,6 +245,15 @@ class RoutingConfig(Section):
         for name in self.ladder or ():
             if name not in models:
                 raise ValueError(f"routing.ladder names {name!r}, which is not in models ({', '.join(models)})")
+
+    def require_costs(self, priced: Collection[str]) -> None:
+        """Raise ValueError if cost counts and a model of the ladder is not among the `priced` ones."""
+        unpriced = [name for name in self.ladder or () if name not in priced]
+        if self.cost_weight > 0 and unpriced:
+            raise ValueError(
+                "routing.cost_weight needs a cost for every model of the ladder; there is none for "
+                + ", ".join(map(repr, unpriced))
+            )
 
 
 class LimitsConfig(Section):
@@ -293,6 +349,7 @@ class RouterConfig(RouterSections):
         if (name := _repeated(list(self.model_names))) is not None:
             raise ValueError(f"models has the name {name!r} twice")
         self.routing.require_known(self.model_names)
+        self.routing.require_costs({model.name for model in self.models if model.cost is not None})
         return self
 
     @property

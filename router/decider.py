@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from router.config import AUTO_MODEL, RecordedScorerConfig
+from router.config import AUTO_MODEL, LearnedScorerConfig, RecordedScorerConfig
+from router.cost import expected_tokens
 from router.errors import ModelNotFoundError
 from router.features import conversation_features
-from router.policy import Decision, Situation, decide_explicit, decide_routed
+from router.policy import NOTHING_KNOWN, Decision, Rule, Situation, decide_explicit, decide_routed
 from router.scorers import Candidate
 from router.scorers.heuristic import HeuristicScorer, default_capabilities
+from router.scorers.learned import LearnedScorer, read_artifact
 from router.scorers.recorded import RecordedScorer, read_recorded
 
 if TYPE_CHECKING:
@@ -25,8 +27,11 @@ class Decider:
     """Knows the models, the ladder and the scorer."""
 
     def __init__(self, config: RouterConfig, scorer: Scorer) -> None:
-        self._routing = config.routing
+        routing = config.routing
+        self._routing = routing
+        self._rule = Rule(routing.tau, routing.sigma, routing.cost_weight, routing.ttft_weight)
         self._concrete = config.model_names
+        self._prices = {model.name: model.cost for model in config.models if model.cost is not None}
         self._scorer = scorer
         self._candidates = _candidates(config)
 
@@ -35,31 +40,28 @@ class Decider:
         """Every name that a request may give, the routed one first."""
         return (AUTO_MODEL, *self._concrete) if self._routing.ladder else self._concrete
 
-    def prepare(self, request: GenerationRequest, request_id: str, situation: Situation) -> Decide:
+    def prepare(self, request: GenerationRequest, request_id: str, situation: Situation = NOTHING_KNOWN) -> Decide:
         """Score `request` once; the result decides from that as often as needed. Raises ModelNotFoundError."""
-        tau, sigma = self._routing.tau, self._routing.sigma
+        rule, ladder = self._rule, self._routing.ladder
         if request.model not in self.models:
             raise ModelNotFoundError(request.model, self.models)
-        ladder = self._routing.ladder
         if request.model != AUTO_MODEL or ladder is None:
-            explicit = decide_explicit(request_id, request.model, tau=tau, sigma=sigma)
+            explicit = decide_explicit(request_id, request.model, tau=rule.tau, sigma=rule.sigma)
             return lambda _: explicit
-        scores = self._scorer.score(conversation_features(request.turns()), self._candidates)
+        features = conversation_features(request.turns())
+        scores = self._scorer.score(features, self._candidates)
+        tokens = expected_tokens(features, request)
+        cost = {name: tokens.cost(price) for name, price in self._prices.items()}
         return lambda unavailable: decide_routed(
-            request_id,
-            AUTO_MODEL,
-            ladder,
-            scores,
-            tau=tau,
-            sigma=sigma,
-            unavailable=unavailable,
-            pinned=situation.pinned,
+            request_id, AUTO_MODEL, ladder, scores, rule, cost=cost, situation=situation, unavailable=unavailable
         )
 
 
 def build_scorer(routing: RoutingConfig) -> Scorer:
     """The configured scorer; raises ConfigError if its file cannot be used."""
     heuristic = HeuristicScorer()
+    if isinstance(routing.scorer, LearnedScorerConfig):
+        return LearnedScorer(read_artifact(routing.scorer.path, routing.ladder or ()))
     if isinstance(routing.scorer, RecordedScorerConfig):
         return RecordedScorer(read_recorded(routing.scorer.path), heuristic)
     return heuristic

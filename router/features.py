@@ -114,7 +114,7 @@ def conversation_features(turns: Sequence[Turn]) -> Features:
 
 def text_features(text: str) -> TextFeatures:
     """Counts in one text."""
-    scanned = _ends(text)
+    scanned = ends(text)
     lowered = scanned.lower()
     return TextFeatures(
         words=_words(text, scanned),
@@ -128,8 +128,8 @@ def text_features(text: str) -> TextFeatures:
     )
 
 
-def _ends(text: str) -> str:
-    """The beginning and the end of a long text: instructions stand at either."""
+def ends(text: str) -> str:
+    """The whole of a text, or the beginning and the end of a long one: instructions stand at either."""
     if len(text) <= _SCANNED_CHARS:
         return text
     half = _SCANNED_CHARS // 2

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 _NEVER_FORWARDED = ("cache_salt", "crossfill")
 
+# OpenAI's default, and SGLang's.
+_COMPLETION_TOKENS = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -57,9 +60,14 @@ class GenerationRequest(ABC):
         return isinstance(options, dict) and bool(options.get("include_usage"))
 
     @property
-    def has_one_choice(self) -> bool:
-        """Whether the client asked for one answer (`n`)."""
-        return self.payload.get("n") in (None, 1)
+    @abstractmethod
+    def answer_limit_tokens(self) -> int | None:
+        """The most tokens that one answer may have, None if nobody bounds it."""
+
+    @property
+    @abstractmethod
+    def choices(self) -> int:
+        """How many answers are asked for."""
 
     @abstractmethod
     def turns(self) -> tuple[Turn, ...]:
@@ -95,6 +103,20 @@ class ChatRequest(GenerationRequest):
 
     default_max_tokens: int | None = None
 
+    @property
+    def answer_limit_tokens(self) -> int | None:
+        """See GenerationRequest; the newer field wins over the older."""
+        for name in ("max_completion_tokens", "max_tokens"):
+            limit: Any = self.payload.get(name)
+            if limit is not None:
+                return int(limit)
+        return self.default_max_tokens
+
+    @property
+    def choices(self) -> int:
+        """See GenerationRequest."""
+        return _choices(self.payload)
+
     def turns(self) -> tuple[Turn, ...]:
         """The conversation as text: null is empty, all text parts of a list count."""
         messages: Any = self.payload["messages"]
@@ -110,16 +132,22 @@ class ChatRequest(GenerationRequest):
 
 @dataclass(frozen=True, slots=True)
 class CompletionRequest(GenerationRequest):
-    """A request for text that goes on from a prompt. Without `max_tokens` workers write 16 tokens, as OpenAI does."""
+    """A request for text that goes on from a prompt. Without `max_tokens` workers write 16 tokens."""
 
     path = "/v1/completions"
     known = frozenset(CompletionBody.model_fields)
 
     @property
-    def has_one_choice(self) -> bool:
-        """Whether the client gave one prompt and asked for one answer to it."""
+    def answer_limit_tokens(self) -> int:
+        """See GenerationRequest."""
+        limit: Any = self.payload.get("max_tokens")
+        return _COMPLETION_TOKENS if limit is None else int(limit)
+
+    @property
+    def choices(self) -> int:
+        """One for each prompt, times `n`."""
         prompt: Any = self.payload["prompt"]
-        return self.payload.get("n") in (None, 1) and (isinstance(prompt, str) or len(prompt) == 1)
+        return _choices(self.payload) * (1 if isinstance(prompt, str) else len(prompt))
 
     def turns(self) -> tuple[Turn, ...]:
         """All prompts as one turn of a user."""
@@ -158,6 +186,11 @@ def parse_either(body: JsonObject, limits: LimitsConfig, option_headers: Sequenc
     if "prompt" in body and "messages" not in body:
         return parse_completion(body, limits, option_headers)
     return parse_chat(body, limits, option_headers)
+
+
+def _choices(payload: JsonObject) -> int:
+    n: Any = payload.get("n")
+    return 1 if n is None else int(n)
 
 
 def _text(content: Any) -> str:

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from engines.config import WorkerConfig, WorkerSettings
 from router.config import (
+    CostConfig,
     ModelConfig,
     ModelName,
     Port,
@@ -41,6 +42,7 @@ class StackModel(Section):
     capability: float | None = Field(default=None, ge=0, le=1)
     prefill_tokens_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     system_role: SystemRole = "system"
+    cost: CostConfig | None = None
     worker: Worker = WorkerSettings()
 
     @model_validator(mode="after")
@@ -79,9 +81,13 @@ class StackConfig(RouterSections):
 
     @model_validator(mode="after")
     def _names_fit(self) -> Self:
-        # The router's own checks (names unique, ladder known), with stand-in addresses for the workers to be started.
-        self.router_config({model.name: [f"http://127.0.0.1:{n + 1}"] for n, model in enumerate(self.models)})
+        # The router's own checks: names unique, ladder known.
+        self.outline()
         return self
+
+    def outline(self) -> RouterConfig:
+        """The router's configuration before anything is started, with stand-ins for the addresses to come."""
+        return self.router_config({model.name: [f"http://127.0.0.1:{n + 1}"] for n, model in enumerate(self.models)})
 
     def router_config(self, started: dict[str, list[str]]) -> RouterConfig:
         """The router's configuration, given the addresses of the workers started here, by model."""
@@ -91,6 +97,7 @@ class StackConfig(RouterSections):
                     name=m.name,
                     workers=m.urls or tuple(started[m.name]),
                     capability=m.capability,
+                    cost=m.cost,
                     prefill_tokens_per_s=m.prefill_tokens_per_s,
                     system_role=m.system_role,
                 )

@@ -85,7 +85,7 @@ class Exchange(Response):
                     send,
                     record,
                     passes_usage=self._asked.wants_usage,
-                    is_one_choice=self._asked.has_one_choice,
+                    is_one_choice=self._asked.choices == 1,
                     has_begun=heartbeat.has_begun,
                 )
         except AnsweredError as error:

@@ -80,7 +80,7 @@ def fake_starter(held: AsyncExitStack) -> Callable[..., Any]:
 
 def router_starter(held: AsyncExitStack) -> Callable[..., Any]:
     async def start(
-        models: dict[str, list[Any]], *, wait: bool = True, new_id: Any = None, grace_s: float = 30.0, **config: Any
+        models: dict[str, list[Any]], /, *, wait: bool = True, new_id: Any = None, grace_s: float = 30.0, **config: Any
     ) -> Any:
         urls = {name: [getattr(worker, "url", worker) for worker in workers] for name, workers in models.items()}
         # Without noise, so that no test depends on the id that its request happens to get.

@@ -4,6 +4,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 from pydantic import ValidationError
 
 from router.config import ConfigError, ListenConfig, RouterConfig, RoutingConfig, Section, UpstreamConfig, load_yaml
@@ -61,7 +62,7 @@ def test_sizes_may_have_units_and_paths_are_relative_to_the_file(tmp_path: Path)
         (f"{MODELS}tau: 0.1\n", ":4: unknown key 'tau'; did you mean 'routing.tau'?"),
         (
             f"{MODELS}routing: {{zzz: 1}}\n",
-            ":4: unknown key 'routing.zzz'; expected one of: ladder, tau, sigma, scorer, ttft_weight",
+            ":4: unknown key 'routing.zzz'; expected one of: ladder, tau, sigma, cost_weight, ttft_weight, scorer",
         ),
         (
             "models:\n  - name: small\n    worker: ['http://a']\n",
@@ -73,8 +74,8 @@ def test_sizes_may_have_units_and_paths_are_relative_to_the_file(tmp_path: Path)
         ),
         (f"{MODELS}routing: {{scorer: {{kind: recorded}}}}\n", ":4: the key 'routing.scorer.path' is missing"),
         (
-            f"{MODELS}routing: {{scorer: {{kind: learned}}}}\n",
-            ":4: routing.scorer.kind must be one of 'heuristic', 'recorded'",
+            f"{MODELS}routing: {{scorer: {{kind: taught}}}}\n",
+            ":4: routing.scorer.kind must be one of 'heuristic', 'recorded', 'learned'",
         ),
         ("listen: {}\n", ": the key 'models' is missing"),
         (f"{MODELS}listen: {{port: '80'}}\n", ":4: listen.port: must be a valid integer, not '80'"),
@@ -84,7 +85,22 @@ def test_sizes_may_have_units_and_paths_are_relative_to_the_file(tmp_path: Path)
         ),
         (
             f"{MODELS}routing: {{ladder: [small]}}\n",
-            ":4: routing: ladder takes exactly two models for now, weakest first; it has 1",
+            ":4: routing: ladder takes two models or more, weakest first; it has 1",
+        ),
+        (f"{MODELS}routing: {{tau: [0.1, x]}}\n", ":4: routing.tau.1: must be a valid number, not 'x'"),
+        (f"{MODELS}routing: {{tau: [.nan]}}\n", ":4: routing.tau.0: must be a valid number, not nan"),
+        (
+            f"{MODELS}routing: {{ladder: [small, large], tau: [0.1, 0.2]}}\n",
+            ":4: routing: tau takes one number, or a list of 1 for the neighbours of this ladder; it has 2",
+        ),
+        (
+            f"{MODELS}  - {{name: paid, workers: ['http://d'], cost: {{input: 1, output: 2}}}}\n"
+            "routing: {ladder: [small, paid], cost_weight: 1}\n",
+            ": routing.cost_weight needs a cost for every model of the ladder; there is none for 'small'",
+        ),
+        (
+            "models: [{name: m, workers: ['http://a'], cost: {input: -1, output: 2}}]\n",
+            ":1: models.0.cost.input: must be greater than or equal to 0, not -1",
         ),
         (f"{MODELS}routing: {{ladder: [small, small]}}\n", ":4: routing: ladder names 'small' twice"),
         (
@@ -190,3 +206,15 @@ def test_configuration_is_frozen(tmp_path: Path) -> None:
     config = load(tmp_path, MODELS)
     with pytest.raises(ValidationError):
         config.listen.port = 1
+
+
+def test_ladder_of_three_takes_a_tau_for_each_pair_and_costs(tmp_path: Path) -> None:
+    text = (
+        f"{MODELS}  - {{name: huge, workers: ['http://d'], cost: {{input: 0.5, output: 1.5}}}}\n"
+        "routing: {ladder: [small, large, huge], tau: [0.1, 0.2], ttft_weight: 0.05}\n"
+    )
+    config = load(tmp_path, text)
+    assert config.routing.tau == (0.1, 0.2)
+    assert config.models[2].cost.output == 1.5
+    # As `crossfill up` hands it to the router's process.
+    assert load(tmp_path, yaml.safe_dump(config.model_dump(mode="json"))) == config

@@ -94,3 +94,43 @@ async def test_prompt_recorded_for_the_large_model_goes_there(fake: Any, start_r
     miss = json.loads((await router.chat("hi", model="auto")).headers["x-crossfill-decision"])
     assert (miss["scorer"], miss["fallback"], miss["model"]) == ("heuristic", "not_recorded", "small")
     assert router.metric("crossfill_scorer_fallbacks_total", reason="not_recorded") == 1
+
+
+async def test_ladder_of_three_weighs_cost_and_drops_a_dead_rung(
+    fake: Any, start_router: Any, closed_port_url: str
+) -> None:
+    prices = {"small": 1, "middle": 2, "large": 2000}
+    urls = {"small": (await fake()).url, "middle": (await fake()).url, "large": (await fake()).url}
+    hard = {"model": "auto", "messages": [{"role": "user", "content": PROMPTS[1]}]}
+
+    async def decided(cost_weight: float, **changed: str) -> Any:
+        models = [
+            {"name": name, "workers": [url], "cost": {"input": prices[name], "output": prices[name]}}
+            for name, url in (urls | changed).items()
+        ]
+        routing = {"ladder": list(urls), "tau": 0.1, "sigma": 0, "cost_weight": cost_weight}
+        router = await start_router({}, wait=False, models=models, routing=routing)
+        await router.until(lambda: sum(worker.state == "healthy" for worker in router.pool.workers) == 3 - len(changed))
+        return (await router.client.post("/v1/route", json=hard)).json()
+
+    free, paid, without_middle = await decided(0), await decided(1), await decided(1, middle=closed_port_url)
+    assert (free["model"], free["reason"]) == ("large", "threshold_large")
+    assert (paid["model"], paid["reason"]) == ("middle", "threshold_middle")
+    assert paid["cost"]["large"] == pytest.approx(2000 * paid["cost"]["small"], rel=1e-3)
+    assert (without_middle["model"], without_middle["unavailable"]) == ("small", ["middle"])
+    assert all(replay(decision).to_json() == decision for decision in (free, paid, without_middle))
+
+
+async def test_model_that_would_take_long_to_begin_loses_by_its_weight(fake: Any, start_router: Any) -> None:
+    hard = {"model": "auto", "messages": [{"role": "user", "content": PROMPTS[1]}]}
+    decisions = []
+    for weight in (0.001, 1.0):
+        router = await start_router(
+            {"small": [await fake()], "large": [await fake()]},
+            prefill_tokens_per_s={"small": 1e6, "large": 10.0},
+            routing={"ttft_weight": weight},
+        )
+        decisions.append((await router.client.post("/v1/route", json=hard)).json())
+    assert [decision["model"] for decision in decisions] == ["large", "small"]
+    assert decisions[1]["expected_ttft_s"]["large"] > 1
+    assert all(replay(decision).to_json() == decision for decision in decisions)
