@@ -31,7 +31,7 @@ step 3 "SGLang and torchvision, without their pinned dependencies"
 echo 'pip may now list, in red, what SGLang asks for and does not find: its wheel names CUDA packages and torch 2.14.1. A CPU worker'
 echo 'runs without them and with torch 2.13.0; `make test` compares its answers with those of transformers.'
 step 4 "what a CPU worker, the router and the tests import (about 120 packages)"
-"${pip[@]}" --constraint deploy/constraints-cpu.txt --editable '.[cpu,dev]'
+"${pip[@]}" --constraint deploy/constraints-cpu.txt --editable '.[cpu,dev,calibrate]'
 
 touch "$stamp"
 printf '\nsetup: done\n'

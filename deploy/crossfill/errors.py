@@ -1,10 +1,11 @@
 """Errors of the `crossfill` program.
 
 CrossfillError
-├── StartError    something that `crossfill up` needs is missing or taken; the operator must act
-├── KeysError     the keys file cannot be changed as asked
-├── ServingError  a running router could not be asked
-└── BenchError    a measurement could not be made
+├── StartError        something that `crossfill up` needs is missing or taken; the operator must act
+├── KeysError         the keys file cannot be changed as asked
+├── ServingError      a running router could not be asked
+├── BenchError        a measurement could not be made
+└── CalibrationError  the data of a calibration cannot be used, or something it needs is not installed
 """
 
 
@@ -26,3 +27,7 @@ class ServingError(CrossfillError):
 
 class BenchError(CrossfillError):
     """A measurement could not be made."""
+
+
+class CalibrationError(CrossfillError):
+    """A scorer cannot be fitted; the message names file and line where there is one."""

@@ -1,0 +1,158 @@
+"""`crossfill calibrate`: fit what the service decides by to data."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.table import Table
+
+    from crossfill.router_calibration.calibrate import Calibrated
+    from crossfill.router_calibration.fit import Progress
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.callback()
+def group() -> None:
+    """Fit to data what the service decides by."""
+
+
+@app.command()
+def router(
+    data: Annotated[Path, typer.Option(help="JSONL of a prompt and the score of each model's answer, in [0, 1].")],
+    score: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=FIELD", help="A model's score is in this field; repeat.")
+    ] = None,
+    ladder: Annotated[str, typer.Option(help="Models, weakest first: small,large. Default: as in the data.")] = "",
+    model: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=MODEL", help="What the router calls a model; repeat.")
+    ] = None,
+    target_large_share: Annotated[
+        float,
+        typer.Option(min=0.001, max=0.999, help="Share of queries for the strongest model; tau is solved for it."),
+    ] = 0.3,
+    sigma: Annotated[float, typer.Option(min=0, help="Noise of the policy.")] = 0.1,
+    holdout: Annotated[float, typer.Option(min=0.05, max=0.95, help="Share of prompts kept for judging.")] = 0.3,
+    seed: Annotated[int, typer.Option(min=0, help="Of the split, the folds and the resampling.")] = 0,
+    output: Annotated[Path, typer.Option(help="The scorer's file.", dir_okay=False)] = Path("router-scorer.json"),
+    report: Annotated[Path | None, typer.Option(help="Also write an HTML report here.", dir_okay=False)] = None,
+) -> None:
+    """Fit the learned scorer, judge it on held-out queries, and solve tau for a share of large calls."""
+    fields, names = _pairs(score, "--score"), _pairs(model, "--model")
+    _require_packages()
+    from rich.console import Console
+
+    from crossfill.router_calibration.calibrate import Wanted, calibrate
+    from crossfill.router_calibration.data import read_scored_prompts
+    from crossfill.router_calibration.wording import conclusions, model_rows, routing_rows
+
+    wanted_ladder = tuple(name.strip() for name in ladder.split(",") if name.strip())
+    read = read_scored_prompts(data, fields, wanted_ladder)
+    _check_names(names, read.prompts.ladder)
+    with _bars() as progress:
+        result = calibrate(read, Wanted(target_large_share, sigma, holdout, seed), progress)
+    console = Console()
+    console.print(_table(model_rows(result)), _table(routing_rows(result)), sep="\n")
+    for sentence in conclusions(result):
+        console.print(sentence)
+    _write(result, names, output, report)
+
+
+def _pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in given or ():
+        name, separator, value = text.partition("=")
+        if not (separator and name and value):
+            raise typer.BadParameter(f"{text!r} is not of the form NAME=VALUE", param_hint=option)
+        if name in pairs:
+            raise typer.BadParameter(f"{name!r} is there twice", param_hint=option)
+        pairs[name] = value
+    return pairs
+
+
+def _check_names(names: dict[str, str], ladder: Sequence[str]) -> None:
+    for name in names:
+        if name not in ladder:
+            raise typer.BadParameter(f"{name!r} is not in the ladder ({', '.join(ladder)})", param_hint="--model")
+    called = [names.get(name, name) for name in ladder]
+    if len(set(called)) < len(called):
+        raise typer.BadParameter(f"two models get one name: {', '.join(called)}", param_hint="--model")
+
+
+def _require_packages() -> None:
+    from importlib.util import find_spec
+
+    from crossfill.errors import CalibrationError
+
+    for package, distribution in (("sklearn", "scikit-learn"), ("matplotlib", "matplotlib")):
+        if find_spec(package) is None:
+            raise CalibrationError(f"{distribution} is not installed; pip install 'crossfill[calibrate]'")
+
+
+@contextmanager
+def _bars() -> Iterator[Progress]:
+    """Progress on standard error, so that the tables can be redirected."""
+    from rich import progress as parts
+    from rich.console import Console
+
+    columns = (
+        parts.TextColumn("{task.description}"),
+        parts.BarColumn(),
+        parts.TaskProgressColumn(),
+        parts.TimeRemainingColumn(),
+    )
+    tasks: dict[str, parts.TaskID] = {}
+    with parts.Progress(*columns, console=Console(stderr=True)) as bars:
+
+        def update(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done)
+
+        yield update
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for index, title in enumerate(rows[0]):
+        table.add_column(title, justify="right" if index else "left")
+    for row in rows[1:]:
+        table.add_row(*row)
+    return table
+
+
+def _write(result: Calibrated, names: dict[str, str], output: Path, report: Path | None) -> None:
+    """Write the files, and print the part of a configuration that uses them."""
+    import yaml
+
+    from crossfill.errors import CalibrationError
+    from crossfill.router_calibration.artifact import artifact_of
+    from crossfill.router_calibration.report import html_page
+
+    artifact = artifact_of(result, names)
+    texts = {output: artifact.model_dump_json(indent=1) + "\n"}
+    if report is not None:
+        texts[report] = html_page(result)
+    for path, text in texts.items():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise CalibrationError(f"{path}: cannot be written: {error.strerror}") from error
+        typer.echo(f"wrote {path}")
+    routing = {
+        "ladder": artifact.routing["ladder"],
+        "tau": result.tau,
+        "sigma": result.wanted.sigma,
+        "scorer": {"kind": "learned", "path": str(output.absolute())},
+    }
+    typer.echo("\n" + yaml.safe_dump({"routing": routing}, sort_keys=False, default_flow_style=None), nl=False)

@@ -1,0 +1,1 @@
+"""Fits the learned scorer of the router, measures it on held-out queries and solves the threshold for a share."""
