@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from crossfill import bench_cli, config_cli, keys_cli, models_cli
+from crossfill import bench_cli, calibrate_cli, config_cli, keys_cli, models_cli, route_cli
 from engines.models.prepare import DEFAULT_ROOT
 
 app = typer.Typer(
@@ -16,6 +16,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(models_cli.app, name="models", help="Make and judge the demo's models, ask a router for its own.")
+app.add_typer(calibrate_cli.app, name="calibrate", help="Fit to data what the service decides by.")
 app.add_typer(config_cli.app, name="config", help="Check, show and describe configuration files.")
 app.add_typer(keys_cli.app, name="keys", help="Make, list and revoke API keys.")
 app.add_typer(bench_cli.app, name="bench", help="Measure on this machine.")
@@ -67,6 +68,9 @@ def serve(
     if processes is not None:
         router = router.model_copy(update={"listen": router.listen.model_copy(update={"processes": processes})})
     run(router)
+
+
+app.command()(route_cli.route)
 
 
 @app.command(context_settings={"allow_extra_args": True})

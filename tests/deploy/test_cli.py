@@ -22,14 +22,17 @@ def crossfill(*arguments):
 
 def test_help_lists_every_command_without_importing_torch():
     code = "import sys; from crossfill.cli import app; from typer.main import get_command; get_command(app); " + (
-        "print({'torch', 'sglang', 'transformers', 'fastapi'} & set(sys.modules))"
+        "print({'torch', 'sglang', 'transformers', 'fastapi', 'sklearn', 'matplotlib'} & set(sys.modules))"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     assert loaded == "set()"
     text = crossfill("--help").stdout
     assert all(
         command in text
-        for command in ("up", "serve", "worker", "fake-worker", "models", "keys", "config", "bench", "doctor")
+        for command in (
+            *("up", "serve", "route", "worker", "fake-worker", "models", "calibrate", "keys", "config", "bench"),
+            "doctor",
+        )
     )
 
 
