@@ -85,7 +85,7 @@ def _unknown_commands(page: Path) -> Iterator[str]:
 def _undocumented_keys() -> Iterator[str]:
     from crossfill.config import StackConfig
     from router.config import RouterConfig
-    from router.yaml_file import field_paths
+    from router.config.yaml_file import field_paths
 
     page = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
     for key in sorted({path[-1] for model in (StackConfig, RouterConfig) for path in field_paths(model)}):

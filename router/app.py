@@ -16,25 +16,25 @@ from router.api.error_handlers import add_error_handlers
 from router.api.models import model_routes
 from router.api.openapi import openapi_routes
 from router.api.status import status_routes
-from router.decider import Decider, build_scorer
-from router.dispatch import Dispatcher
-from router.edge import Edge
-from router.health import HealthMonitor
-from router.identity import Identity
-from router.keyring import KeyWatch, open_keyring
-from router.metrics import RouterMetrics
-from router.relay import Relay
+from router.decision.decider import Decider, build_scorer
+from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.health import HealthMonitor
+from router.dispatch.transport import AiohttpTransport
+from router.dispatch.workers import WorkerPool
+from router.server.edge import Edge
 from router.services import Lifecycle, Services
-from router.sessions import Sessions
-from router.transport import AiohttpTransport
-from router.workers import WorkerPool
+from router.sessions.memory import Sessions
+from router.stream.relay import Relay
+from router.telemetry.metrics import RouterMetrics
+from router.tenants.identity import Identity
+from router.tenants.keyring import KeyWatch, open_keyring
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from router.config import RouterConfig
-    from router.scorers import Scorer
-    from router.transport import Transport
+    from router.decision.scorers import Scorer
+    from router.dispatch.transport import Transport
 
 
 def random_hex() -> str:

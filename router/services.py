@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from router.config import RouterConfig
-    from router.decider import Decider
-    from router.dispatch import Dispatcher
-    from router.identity import Identity
-    from router.metrics import RouterMetrics
-    from router.relay import Relay
-    from router.sessions import Sessions
-    from router.workers import WorkerPool
+    from router.decision.decider import Decider
+    from router.dispatch.dispatcher import Dispatcher
+    from router.dispatch.workers import WorkerPool
+    from router.sessions.memory import Sessions
+    from router.stream.relay import Relay
+    from router.telemetry.metrics import RouterMetrics
+    from router.tenants.identity import Identity
 
 
 @dataclass(slots=True)

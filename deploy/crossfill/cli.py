@@ -62,7 +62,7 @@ def serve(
 ) -> None:
     """Run only the router."""
     from router.config import RouterConfig, load_yaml
-    from router.processes import run
+    from router.server.processes import run
 
     router = load_yaml(config, RouterConfig)
     if processes is not None:

@@ -6,10 +6,10 @@ from typing import Any, Literal
 
 from crossfill.config import StackConfig, StackModel
 from router.config import ModelConfig, RouterConfig, RouterSections, load_yaml
-from router.decider import build_scorer
+from router.config.yaml_file import read_mapping
+from router.decision.decider import build_scorer
 from router.errors import JsonObject
-from router.keyring import open_keyring
-from router.yaml_file import read_mapping
+from router.tenants.keyring import open_keyring
 
 Kind = Literal["stack", "router"]
 KINDS: dict[Kind, type[StackConfig] | type[RouterConfig]] = {"stack": StackConfig, "router": RouterConfig}

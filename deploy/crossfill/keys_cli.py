@@ -32,7 +32,7 @@ def list_keys(file: File) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from router.key_file import read_keys
+    from router.tenants.key_file import read_keys
 
     table = Table(box=None)
     for column in ("tenant", "id", "created", "label"):

@@ -11,7 +11,7 @@ from datetime import date
 from pathlib import Path
 
 from crossfill.errors import KeysError
-from router.key_file import TENANT, KeyEntry, parse_line, read_keys, sha256_of
+from router.tenants.key_file import TENANT, KeyEntry, parse_line, read_keys, sha256_of
 
 _PREFIX = "cf-"
 _KEY_BYTES = 32

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from router.config import RouterConfig
-    from router.policy import Decision
+    from router.decision.policy import Decision
 
 
 def route(
@@ -51,9 +51,9 @@ def _router_config(path: Path) -> RouterConfig:
 
 
 def _decide(config: RouterConfig, model: str, text: str, system: str | None, request_id: str) -> Decision:
-    from router.decider import Decider, build_scorer
+    from router.decision.decider import Decider, build_scorer
     from router.errors import ClientError
-    from router.request import parse_chat
+    from router.request.generation import parse_chat
 
     messages = [{"role": "user", "content": text}]
     if system is not None:

@@ -6,16 +6,23 @@ from fastapi import APIRouter, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from router.api.json_response import JsonResponse
-from router.body import BodyReader, parse_json_object
-from router.client import while_client_listens
 from router.config import LimitsConfig
-from router.decider import Decide
+from router.decision.decider import Decide
 from router.errors import AnsweredError, JsonObject
-from router.namespace import extra_key
-from router.options import require_available
-from router.record import record_of
-from router.request import ChatRequest, CompletionRequest, GenerationRequest, parse_chat, parse_completion, parse_either
+from router.request.body import BodyReader, parse_json_object
+from router.request.generation import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    parse_chat,
+    parse_completion,
+    parse_either,
+)
+from router.request.options import require_available
 from router.services import Services
+from router.stream.client import while_client_listens
+from router.telemetry.record import record_of
+from router.tenants.namespace import extra_key
 
 Parse = Callable[[JsonObject, LimitsConfig, Sequence[str]], GenerationRequest]
 

@@ -6,7 +6,7 @@ from starlette.exceptions import HTTPException
 
 from router.api.json_response import JsonResponse
 from router.errors import AnsweredError, ClientError, error_object
-from router.record import outcome_of, record_of
+from router.telemetry.record import outcome_of, record_of
 
 _LONGEST_PATH = 200
 _HTTP_CODES = {404: "not_found", 405: "method_not_allowed"}

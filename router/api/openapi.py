@@ -5,7 +5,7 @@ from importlib.metadata import version
 import orjson
 from fastapi import APIRouter, Response
 
-from router.openapi import openapi_document
+from router.api.openapi_document import openapi_document
 from router.services import Services
 
 

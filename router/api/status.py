@@ -4,9 +4,9 @@ from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from router.api.json_response import JsonResponse
+from router.dispatch.workers import Worker, WorkerState
 from router.errors import JsonObject
 from router.services import Services
-from router.workers import Worker, WorkerState
 
 _READ = ["GET", "HEAD"]
 

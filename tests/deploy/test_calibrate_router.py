@@ -19,10 +19,10 @@ from crossfill.router_calibration.artifact import artifact_of
 from crossfill.router_calibration.calibrate import Wanted, calibrate
 from crossfill.router_calibration.data import read_scored_prompts, split
 from crossfill.router_calibration.threshold import expected_choice, solve_tau
-from router.config import LearnedScorerConfig, RouterConfig, RoutingConfig
-from router.decider import Decider, build_scorer
-from router.policy import Rule, Scores, decide_routed
-from router.request import parse_chat
+from router.config import LearnedScorerConfig, LimitsConfig, RouterConfig, RoutingConfig
+from router.decision.decider import Decider, build_scorer
+from router.decision.policy import Rule, Scores, decide_routed
+from router.request.generation import parse_chat
 
 SAMPLE = Path(__file__).parent.parent / "data" / "router_scores_gsm8k_200.jsonl"
 FIELDS = {"small": "small_correct", "large": "large_correct"}
@@ -232,7 +232,7 @@ def test_command_fits_real_answers_and_the_router_decides_by_the_file(tmp_path, 
     prompts = [json.loads(line)["prompt"] for line in SAMPLE.read_text().splitlines()]
     chosen = []
     for number, prompt in enumerate(prompts):
-        chat = parse_chat({"model": "auto", "messages": [{"role": "user", "content": prompt}]})
+        chat = parse_chat({"model": "auto", "messages": [{"role": "user", "content": prompt}]}, LimitsConfig())
         decision = decider.prepare(chat, f"id-{number}")(())
         assert decision.scorer == "learned"
         assert all(0 <= quality <= 1 for quality in decision.scores.values())

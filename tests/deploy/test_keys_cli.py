@@ -10,8 +10,8 @@ import pytest
 from crossfill.errors import KeysError
 from crossfill.keys_file import add_key, revoke_key
 from router.errors import ConfigError
-from router.key_file import read_keys, sha256_of
-from router.keyring import Keyring
+from router.tenants.key_file import read_keys, sha256_of
+from router.tenants.keyring import Keyring
 
 TODAY = date(2026, 1, 31)
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from crossfill.cli import main
-from router.policy import replay
+from router.decision.policy import replay
 
 STACK = """\
 models:

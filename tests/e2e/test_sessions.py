@@ -5,7 +5,7 @@ import re
 import httpx
 import pytest
 
-from router.prompt import BLOCK_BYTES, read_prompt
+from router.sessions.prompt import BLOCK_BYTES, read_prompt
 
 pytestmark = pytest.mark.real
 

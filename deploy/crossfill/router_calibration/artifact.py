@@ -6,8 +6,8 @@ import platform
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from router.scorers.inputs import INPUT_NAMES, INPUTS_VERSION
-from router.scorers.learned import Artifact, Inputs, Training
+from router.decision.scorers.inputs import INPUT_NAMES, INPUTS_VERSION
+from router.decision.scorers.learned import Artifact, Inputs, Training
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

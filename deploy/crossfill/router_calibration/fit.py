@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 
-from router.features import conversation_features
-from router.request import Turn
-from router.scorers.inputs import INPUT_NAMES, inputs_of, standardised
-from router.scorers.learned import Logistic
+from router.decision.features import conversation_features
+from router.decision.scorers.inputs import INPUT_NAMES, inputs_of, standardised
+from router.decision.scorers.learned import Logistic
+from router.request.generation import Turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

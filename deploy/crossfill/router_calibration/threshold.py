@@ -18,7 +18,7 @@ _STEPS = 60
 
 
 def expected_choice(quality: Matrix, tau: float, sigma: float) -> Matrix:
-    """The chance of each model of the ladder for each query, [N, M], over the noise of `router.policy`.
+    """The chance of each model of the ladder for each query, [N, M], over the noise of `router.decision.policy`.
 
     Model m wins iff q_m - m·tau + eps_m is the largest, so its chance is E[prod_j Phi((s_m - s_j) / sigma + z)] with
     s = q - m·tau and z ~ N(0, 1). For two models that is Phi((q_L - q_S - tau) / (sigma sqrt 2)).

@@ -1,0 +1,86 @@
+"""Values of a configuration that have a check of their own, and what its sections have in common."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+
+AUTO_MODEL = "auto"
+
+SystemRole = Literal["system", "native", "user"]
+"""What becomes of `system` and `developer` turns on their way to a model."""
+
+Value = TypeVar("Value")
+
+_SIZE = re.compile(r"(\d+)\s*(B|KiB|MiB|GiB)", re.ASCII)
+_SIZE_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}", re.ASCII)
+
+
+def _parse_size(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value.strip())
+    if match is None:
+        raise ValueError(f"not a size: {value!r}; write bytes, or a number with B, KiB, MiB or GiB")
+    return int(match[1]) * _SIZE_UNITS[match[2]]
+
+
+def _check_model_name(name: str) -> str:
+    if name == AUTO_MODEL:
+        raise ValueError(f"the name {AUTO_MODEL!r} is reserved for the routed model")
+    if not _MODEL_NAME.fullmatch(name):
+        raise ValueError(f"not a model name: {name!r}; use letters, digits and . _ : / @ + -")
+    return name
+
+
+def _check_worker_url(url: str) -> str:
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError(f"not an http(s) URL: {url!r}")
+    if parts.username or parts.password:
+        raise ValueError("a worker URL must not carry credentials")
+    if parts.query or parts.fragment:
+        raise ValueError(f"a worker URL has no query and no fragment: {url!r}")
+    if parts.path not in {"", "/"}:
+        raise ValueError(f"a worker URL has no path, write it without {parts.path.rstrip('/')}: {url!r}")
+    try:
+        _ = parts.port
+    except ValueError as error:
+        raise ValueError(f"bad port in {url!r}") from error
+    return url.rstrip("/")
+
+
+def _from_config_folder(path: Path, info: ValidationInfo) -> Path:
+    """A relative path in a configuration file is relative to that file."""
+    folder = (info.context or {}).get("folder")
+    return path if folder is None else Path(folder).absolute() / path
+
+
+def repeated(values: list[Value]) -> Value | None:
+    """The first value that was there before; None if there is none."""
+    return next((value for index, value in enumerate(values) if value in values[:index]), None)
+
+
+_WrittenSize = int | Annotated[str, Field(pattern=f"^{_SIZE.pattern}$")]
+
+SizeBytes = Annotated[int, BeforeValidator(_parse_size, json_schema_input_type=_WrittenSize)]
+"""A size in bytes; a file may also say `8MiB`."""
+
+ModelName = Annotated[str, AfterValidator(_check_model_name)]
+WorkerUrl = Annotated[str, AfterValidator(_check_worker_url)]
+ConfigPath = Annotated[Path, AfterValidator(_from_config_folder)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+
+
+class Section(BaseModel):
+    """A part of a configuration: frozen, unknown keys forbidden."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())

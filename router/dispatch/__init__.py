@@ -1,0 +1,1 @@
+"""Workers, and the way of a request to one of them."""

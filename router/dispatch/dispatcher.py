@@ -1,0 +1,282 @@
+"""From a request to the beginning of a worker's answer: choose a worker, send, and try others until a byte is there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import inf
+from typing import TYPE_CHECKING, Self
+
+from router.dispatch.alarm import Alarm
+from router.dispatch.deadline import Deadline
+from router.dispatch.worker_answers import (
+    RETRIED_STATUSES,
+    error_of_status,
+    is_event_stream,
+    passed_headers,
+    read_success,
+    usage_of,
+)
+from router.dispatch.workers import in_flight
+from router.errors import (
+    AnsweredError,
+    ConnectFailedError,
+    ConnectionLostError,
+    NoHealthyWorkerError,
+    RouterError,
+    TransportError,
+    UpstreamTimeoutError,
+    WorkerFailedError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from router.config import UpstreamConfig
+    from router.decision.decider import Decide
+    from router.decision.policy import Decision
+    from router.dispatch.deadline import Phase
+    from router.dispatch.transport import Transport, UpstreamResponse
+    from router.dispatch.worker_answers import Usage
+    from router.dispatch.workers import Worker, WorkerPool
+    from router.request.generation import GenerationRequest
+    from router.sessions.affinity import Placement
+    from router.sessions.memory import Sessions
+    from router.telemetry.metrics import RouterMetrics
+    from router.telemetry.record import RequestRecord
+
+_log = logging.getLogger("crossfill.workers")
+
+# After [DONE] nothing is missing; a worker that does not close its stream must not hold the client.
+_AFTER_DONE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class WholeAnswer:
+    """A complete answer in one piece; nothing is held any more."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    usage: Usage | None
+
+
+class StreamAnswer:
+    """An answer whose first bytes have come. A context manager that ends the worker request."""
+
+    def __init__(self, response: UpstreamResponse, first: bytes, worker: Worker, clock: Callable[[], float]) -> None:
+        self.status = response.status
+        self.headers = passed_headers(response.headers)
+        self.first = first
+        self._response = response
+        self._worker = worker
+        self._clock = clock
+        self._held = ExitStack()
+        self._deadline: Deadline | None = None
+        self._between_bytes_s = 0.0
+        self._after_done: Deadline | None = None
+        self._phase: Phase | None = None
+        self._alarm: Alarm | None = None
+
+    def hold(self, held: ExitStack, deadline: Deadline, between_bytes_s: float) -> Self:
+        """Take over what keeps the request open, and the limits for what is to come."""
+        self._held, self._deadline, self._between_bytes_s = held, deadline, between_bytes_s
+        return self
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._alarm is not None:
+            self._alarm.close()
+        self._held.close()
+
+    async def next_chunk(self, *, is_done: bool, nap_s: float | None) -> bytes | None:
+        """More bytes, or none at the end; None if nothing came for `nap_s`, and the caller should ask again.
+
+        Raises ConnectionLostError, UpstreamTimeoutError.
+        """
+        self._alarm = self._alarm or Alarm()
+        phase = self._phase = self._phase or self._next_phase(is_done=is_done)
+        nap_end_s = inf if nap_s is None else asyncio.get_running_loop().time() + nap_s
+        try:
+            chunk = await self._alarm.wait(self._response.read_some(), min(nap_end_s, phase.end_s))
+        except TimeoutError:
+            if phase.end_s <= nap_end_s:
+                raise phase.error from None
+            return None
+        self._phase = None
+        self._worker.saw_life(self._clock())
+        return chunk
+
+    def _next_phase(self, *, is_done: bool) -> Phase:
+        assert self._deadline is not None, "hold() comes first"
+        if not is_done:
+            return self._deadline.phase("between_bytes", self._between_bytes_s)
+        # One limit for all that follows, or a worker that sends comments for ever would hold the client.
+        self._after_done = self._after_done or Deadline(_AFTER_DONE_S)
+        return self._after_done.phase("after_done", _AFTER_DONE_S)
+
+
+Answer = WholeAnswer | StreamAnswer
+
+
+class _AttemptFailedError(RouterError):
+    """This worker could not serve the request, another one might. `answer` is for the client if none does.
+
+    `broke_worker` says that the worker had the request when its connection broke.
+    """
+
+    def __init__(self, reason: str, answer: AnsweredError, *, broke_worker: bool = False) -> None:
+        super().__init__(str(answer))
+        self.reason = reason
+        self.answer = answer
+        self.broke_worker = broke_worker
+
+
+class Dispatcher:
+    """Sends requests to workers."""
+
+    def __init__(
+        self,
+        *,
+        pool: WorkerPool,
+        sessions: Sessions,
+        transport: Transport,
+        limits: UpstreamConfig,
+        retry_after_s: int,
+        metrics: RouterMetrics,
+        clock: Callable[[], float],
+        new_id: Callable[[], str],
+    ) -> None:
+        self._pool = pool
+        self._sessions = sessions
+        self._transport = transport
+        self._limits = limits
+        self._retry_after_s = retry_after_s
+        self._metrics = metrics
+        self._clock = clock
+        self._new_id = new_id
+
+    async def open(self, request: GenerationRequest, decide: Decide, record: RequestRecord) -> Answer:
+        """The answer of the first worker that gives one; nothing has reached the client yet.
+
+        After a failure the decision is made again without the workers that were tried, so that the other model of the
+        ladder can step in. It cannot once a worker broke with the request in its hands: the request may be the cause,
+        and must not take both models down. Raises UpstreamError or WorkerRefusalError.
+        """
+        deadline = Deadline(self._limits.total_s)
+        tried: list[Worker] = []
+        failure: _AttemptFailedError | None = None
+        stays_with_model = False
+        decision = decide(self._pool.unavailable())
+        record.decided_s = self._clock()
+        while len(tried) < self._limits.attempts:
+            placement = self._pool.pick(decision.model, tried, record.prompt)
+            if placement is None:
+                record.decision = record.decision or decision
+                break
+            self._note_attempt(record, decision, placement, failure)
+            tried.append(placement.worker)
+            try:
+                answer = await self._attempt(placement.worker, request, record, deadline)
+            except _AttemptFailedError as error:
+                failure = error
+            else:
+                self._sessions.answered(record)
+                return answer
+            stays_with_model = stays_with_model or failure.broke_worker
+            if not stays_with_model:
+                decision = decide(self._pool.unavailable(tried))
+        raise failure.answer if failure else self._nobody(record)
+
+    def _note_attempt(
+        self, record: RequestRecord, decision: Decision, placement: Placement, failure: _AttemptFailedError | None
+    ) -> None:
+        if failure is not None:
+            record.retries.append(failure.reason)
+            self._metrics.count_retry(failure.reason)
+        record.decision, record.placement, record.worker = decision, placement, placement.worker.id
+        record.attempts += 1
+        record.sent_s = self._clock()
+
+    async def _attempt(
+        self, worker: Worker, request: GenerationRequest, record: RequestRecord, deadline: Deadline
+    ) -> Answer:
+        # An answer in one piece has no byte before its end.
+        is_stream = request.stream
+        phase, limit_s = ("first_byte", self._limits.first_byte_s) if is_stream else ("total", self._limits.total_s)
+        with ExitStack() as held:
+            held.enter_context(in_flight(worker))
+            async with deadline.phase(phase, limit_s).limit():
+                try:
+                    response = await self._send(worker, request, record)
+                    held.callback(response.close)
+                    answer = await self._receive(worker, response, is_stream=is_stream)
+                except TransportError as error:
+                    # Its text holds the worker's address or its bytes: for the log and not for clients.
+                    _log.warning("request %s on worker %s: %s", record.request_id, worker.id, error)
+                    worker.connection_failed(str(error))
+                    raise self._failed_attempt(worker, error) from error
+            if isinstance(answer, StreamAnswer):
+                answer.hold(held.pop_all(), deadline, self._limits.between_bytes_s)
+            return answer
+
+    async def _send(self, worker: Worker, request: GenerationRequest, record: RequestRecord) -> UpstreamResponse:
+        assert record.namespace is not None, "every endpoint identifies its client first"
+        # Written afresh: nothing of the client's headers, its key above all, goes to a worker.
+        headers = {
+            "content-type": "application/json",
+            "accept": "text/event-stream" if request.stream else "application/json",
+            "accept-encoding": "identity",
+            "x-request-id": record.request_id,
+        }
+        body = request.worker_body(
+            model=worker.model,
+            rid=f"cf-{self._new_id()}",
+            extra_key=record.namespace,
+            system_role=worker.system_role,
+        )
+        return await self._transport.post(worker.url + request.path, headers, body)
+
+    async def _receive(self, worker: Worker, response: UpstreamResponse, *, is_stream: bool) -> Answer:
+        if not 200 <= response.status < 300:
+            raise await self._error_answer(worker, response)
+        if is_stream and is_event_stream(response.headers):
+            first = await response.read_some()
+            if not first:
+                raise ConnectionLostError("the stream ended before its first byte")
+            worker.saw_life(self._clock())
+            return StreamAnswer(response, first, worker, self._clock)
+        body = await response.read_all()
+        worker.saw_life(self._clock())
+        usage = read_success(body, is_stream=is_stream).get("usage")
+        counts = usage_of(usage) if isinstance(usage, dict) else None
+        return WholeAnswer(response.status, passed_headers(response.headers), body, counts)
+
+    async def _error_answer(self, worker: Worker, response: UpstreamResponse) -> RouterError:
+        body = await response.read_all()
+        error = error_of_status(response.status, body, response.headers, self._retry_after_s)
+        if response.status in RETRIED_STATUSES:
+            return _AttemptFailedError(f"status_{response.status}", error)
+        if response.status < 500:
+            worker.saw_refusal(self._clock())
+        return error
+
+    def _failed_attempt(self, worker: Worker, error: TransportError) -> _AttemptFailedError:
+        if isinstance(error, ConnectFailedError):
+            if error.timed_out:
+                return _AttemptFailedError("connect_timeout", UpstreamTimeoutError("connect", self._limits.connect_s))
+            return _AttemptFailedError("connect_failed", WorkerFailedError(f"Worker {worker.id} cannot be reached."))
+        answer = WorkerFailedError(f"Worker {worker.id} broke the connection.")
+        return _AttemptFailedError("connection_lost", answer, broke_worker=True)
+
+    def _nobody(self, record: RequestRecord) -> NoHealthyWorkerError:
+        return NoHealthyWorkerError(
+            f"No healthy worker for the model {record.model!r} at the moment.", retry_after_s=self._retry_after_s
+        )

@@ -1,0 +1,1 @@
+"""The router as a process and as an HTTP server."""

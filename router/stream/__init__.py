@@ -1,0 +1,1 @@
+"""From a worker's answer to the client."""

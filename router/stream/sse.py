@@ -1,0 +1,181 @@
+"""Server-sent events seen from outside: where they end, and what they mean for accounting.
+
+Bytes stay as they are, with three exceptions: a usage event that the client did not ask for is withheld, and what
+`stream_repair` mends.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from router.dispatch.worker_answers import told_error
+from router.stream.stream_repair import StreamRepair
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Two line ends in a row; atomic, or CR LF alone would count as two.
+_BLANK_LINE = re.compile(rb"(?>\r\n|\n|\r)(?>\r\n|\n|\r)")
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_DONE = b"[DONE]"
+
+# In a stream of one choice, an event after the first content that sets none of these (null does not count) is one more
+# piece of content, and need not be parsed.
+_PLAIN_START = re.compile(rb'data: \{"id":')
+_SPECIAL = re.compile(
+    rb'"(?:error|tool_calls|finish_reason|usage)"\s*:\s*(?!null)|"object"\s*:\s*"error"|"choices"\s*:\s*\[\s*\]'
+)
+
+_LONGEST_HELD_BYTES = 2**20
+
+# `text` is of text completions, whose choices have no delta.
+_CONTENT_FIELDS = (
+    "content",
+    "reasoning_content",
+    "reasoning",
+    "tool_calls",
+    "function_call",
+    "refusal",
+    "audio",
+    "text",
+)
+
+
+class EventMeter:
+    """Takes the bytes of a stream as they come and gives back those that may go on: whole events only.
+
+    An event reaches the client in one piece, so an error frame can always follow. `content_events`, `has_error` and
+    `is_done` tell what went by, `usage` is the last that the worker told; `is_inside_event` says that a huge event had
+    to be passed on in parts. `repair` may change events. With `is_one_choice`, content after the first is recognised
+    without being parsed.
+    """
+
+    def __init__(
+        self, *, passes_usage: bool = True, is_one_choice: bool = False, repair: StreamRepair | None = None
+    ) -> None:
+        self.content_events = 0
+        self.has_error = False
+        self.is_done = False
+        self.is_inside_event = False
+        self.usage: Mapping[str, Any] | None = None
+        self._passes_usage = passes_usage
+        self._is_one_choice = is_one_choice
+        self._repair = repair or StreamRepair()
+        self._held = b""
+        self._is_first = True
+
+    @property
+    def has_content(self) -> bool:
+        """Whether any content went by."""
+        return self.content_events > 0
+
+    def feed(self, chunk: bytes) -> bytes:
+        """The bytes that now make whole events; the rest is held."""
+        data = self._held + chunk if self._held else chunk
+        if data.endswith(b"\n\n") and data.find(b"\n\n") == len(data) - 2 and b"\r" not in data:
+            # As good as always a read brings one event; this spares the search for all kinds of line ends.
+            self._held = b""
+            return self._pass(data[:-2], b"\n\n")
+        passed: list[bytes] = []
+        end = 0
+        for blank in _BLANK_LINE.finditer(data):
+            passed.append(self._pass(data[end : blank.start()], blank.group()))
+            end = blank.end()
+        if len(data) - end > _LONGEST_HELD_BYTES:
+            self._held, self.is_inside_event = b"", True
+            self.content_events += 1
+            return b"".join(passed) + data[end:]
+        self._held = data[end:]
+        return passed[0] if len(passed) == 1 else b"".join(passed)
+
+    def finish(self) -> bytes:
+        """The held rest if it is a last event without its blank line; a torn event is dropped, as the SSE rules say."""
+        rest, self._held = self._held, b""
+        if not rest.strip():
+            return rest
+        was_done, had_error = self.is_done, self.has_error
+        event = rest.rstrip(b"\r\n")
+        passed = self._pass(event, rest[len(event) :])
+        return passed if (self.is_done, self.has_error) != (was_done, had_error) else b""
+
+    def _pass(self, event: bytes, end: bytes) -> bytes:
+        """What the client gets of an event, `end` being its blank line."""
+        text = event
+        if self._is_first:
+            # A stream may begin with one; it belongs to no field name.
+            self._is_first = False
+            text = event.removeprefix(_BYTE_ORDER_MARK)
+        if self.is_inside_event:
+            # The tail of an event whose head has already gone; its meaning is unknown.
+            self.is_inside_event = False
+            return event + end
+        if self._is_one_choice and self.content_events and _PLAIN_START.match(text) and not _SPECIAL.search(text):
+            self.content_events += 1
+            return event + end
+        data = _data(text)
+        if data == _DONE:
+            self.is_done = True
+            return _framed(self._repair.closing()) + event + end
+        return self._pass_data(text, data, event + end) if data else event + end
+
+    def _pass_data(self, event: bytes, data: bytes, whole: bytes) -> bytes:
+        try:
+            parsed = orjson.loads(data)
+        except orjson.JSONDecodeError:
+            return whole
+        if not isinstance(parsed, dict):
+            return whole
+        if told_error(parsed):
+            self.has_error = True
+            return whole
+        choices = parsed.get("choices")
+        if not isinstance(choices, list):
+            return whole
+        before = b""
+        is_changed = self._repair.mend(parsed, choices)
+        if isinstance(usage := parsed.get("usage"), dict):
+            self.usage = usage
+            if not choices:
+                before = _framed(self._repair.closing())
+            if not self._passes_usage:
+                if not choices:
+                    return before
+                parsed["usage"], is_changed = None, True
+        self.content_events += _has_content(choices)
+        return before + (_rewritten(event, parsed) if is_changed else whole)
+
+
+def _data(event: bytes) -> bytes:
+    """The data lines of an event, joined; comments and other fields are left out."""
+    if event.startswith(b"data: {") and b"\n" not in event and b"\r" not in event:
+        return event[6:]
+    values = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
+    return b"\n".join(values).strip()
+
+
+def _framed(events: list[dict[str, Any]]) -> bytes:
+    return b"".join(b"data: " + orjson.dumps(event) + b"\n\n" for event in events)
+
+
+def _rewritten(event: bytes, parsed: dict[str, Any]) -> bytes:
+    """The event with other data; its other lines stay."""
+    others = [line + b"\n" for line in event.splitlines() if not line.startswith(b"data:")]
+    return b"".join(others) + b"data: " + orjson.dumps(parsed) + b"\n\n"
+
+
+def _has_content(choices: list[Any]) -> bool:
+    """Whether one of `choices` brings text, a tool call or the like; `text` is that of a text completion."""
+    for choice in choices:
+        if not isinstance(choice, dict):
+            continue
+        delta = choice.get("delta")
+        if isinstance(delta, dict):
+            if any(delta.get(field) for field in _CONTENT_FIELDS):
+                return True
+        elif choice.get("text"):
+            return True
+    return False

@@ -1,0 +1,1 @@
+"""What is known of requests: record, metrics, log."""

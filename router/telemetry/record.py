@@ -1,0 +1,132 @@
+"""What is known about one request while it is served: filled in on the way, read by metrics and the access log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, cast
+
+from router.errors import (
+    ClientError,
+    NoHealthyWorkerError,
+    ShuttingDownError,
+    UpstreamTimeoutError,
+    WorkerRefusalError,
+)
+from router.sessions.prompt import Prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, MutableMapping
+    from typing import Any
+
+    from router.decision.policy import Decision
+    from router.dispatch.worker_answers import Usage
+    from router.errors import AnsweredError
+    from router.sessions.affinity import Placement
+
+_SCOPE_KEY = "crossfill.record"
+
+
+class ReuseOutcome(StrEnum):
+    """What a worker made of state that others left; it says so in its header `x-crossfill-reuse`."""
+
+    NONE = "none"
+    GUIDED = "guided"
+    MAP = "map"
+    CORRECTED = "corrected"
+    FALLBACK = "fallback"
+
+
+class Outcome(StrEnum):
+    """How a request ended. Only `ok` is a success."""
+
+    OK = "ok"
+    CLIENT_ERROR = "client_error"
+    CLIENT_GONE = "client_gone"
+    UNAVAILABLE = "unavailable"
+    TIMEOUT = "timeout"
+    UPSTREAM_ERROR = "upstream_error"
+    ERROR_EVENT = "error_event"
+    TRUNCATED = "truncated"
+    SHUTDOWN = "shutdown"
+    INTERNAL_ERROR = "internal_error"
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """What is known of one request.
+
+    `arrived_s`, `received_s` (its body is there and its turn has come), `decided_s` and `sent_s` (the last attempt) are
+    seconds on the monotonic clock, `ttft_s` is from arrival. `placement` is that of the last attempt, `ttft_unknown`
+    names models whose prefill speed was asked and not known. `tenant` is whose key the request came with (`local` where
+    no key is asked for), None until that is known; `namespace` is what a worker may share with it.
+    """
+
+    request_id: str
+    arrived_s: float
+    tenant: str | None = None
+    namespace: str | None = None
+    decision: Decision | None = None
+    worker: str | None = None
+    prompt: Prompt = field(default_factory=Prompt)
+    placement: Placement | None = None
+    sent_s: float | None = None
+    ttft_unknown: list[str] = field(default_factory=list)
+    attempts: int = 0
+    retries: list[str] = field(default_factory=list)
+    outcome: Outcome | None = None
+    status: int | None = None
+    error_code: str | None = None
+    received_s: float | None = None
+    decided_s: float | None = None
+    ttft_s: float | None = None
+    usage: Usage | None = None
+    reuse: ReuseOutcome = ReuseOutcome.NONE
+    is_generation: bool = False
+
+    @property
+    def model(self) -> str | None:
+        """The concrete model, once decided."""
+        return self.decision.model if self.decision else None
+
+    def crossfill_headers(self) -> list[tuple[bytes, bytes]]:
+        """Response headers that tell the decision; empty before there is one. Every value is ASCII by construction."""
+        if self.decision is None:
+            return []
+        headers = {
+            "x-crossfill-model": self.decision.model,
+            "x-crossfill-reason": self.decision.reason.value,
+            "x-crossfill-decision": self.decision.to_header(),
+        }
+        if self.worker is not None:
+            headers["x-crossfill-worker"] = self.worker
+        if self.placement is not None:
+            headers["x-crossfill-prefix"] = self.placement.to_header()
+        return [(name.encode(), value.encode("ascii")) for name, value in headers.items()]
+
+
+def outcome_of(error: AnsweredError) -> Outcome:
+    """How a request ended that was answered with `error`."""
+    if isinstance(error, (ClientError, WorkerRefusalError)):
+        return Outcome.CLIENT_ERROR
+    if isinstance(error, ShuttingDownError):
+        return Outcome.SHUTDOWN
+    if isinstance(error, NoHealthyWorkerError):
+        return Outcome.UNAVAILABLE
+    return Outcome.TIMEOUT if isinstance(error, UpstreamTimeoutError) else Outcome.UPSTREAM_ERROR
+
+
+def reuse_of(headers: Iterable[tuple[bytes, bytes]]) -> ReuseOutcome:
+    """The worker's word on reuse, among the headers of its answer; a word that nobody knows is `none`."""
+    told = next((value.decode("latin-1") for name, value in headers if name == b"x-crossfill-reuse"), "")
+    return next((reuse for reuse in ReuseOutcome if reuse.value == told), ReuseOutcome.NONE)
+
+
+def attach(scope: MutableMapping[str, Any], record: RequestRecord) -> None:
+    """Put `record` on an ASGI scope."""
+    scope[_SCOPE_KEY] = record
+
+
+def record_of(scope: MutableMapping[str, Any]) -> RequestRecord:
+    """The record on an ASGI scope."""
+    return cast("RequestRecord", scope[_SCOPE_KEY])

@@ -1,0 +1,134 @@
+"""The API keys that are valid now: looked up at each request, and read again when their file changes."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import stat
+from typing import TYPE_CHECKING, Self
+
+from router.errors import ConfigError
+from router.tenants.key_file import KeyEntry, read_keys, sha256_of
+
+if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+    from types import TracebackType
+
+    from router.config import AuthConfig
+    from router.telemetry.metrics import RouterMetrics
+
+_log = logging.getLogger("crossfill.keys")
+
+_POLL_S = 1.0
+
+
+class Keyring:
+    """The keys of one file.
+
+    Raises ConfigError if the file is bad, or has no key: a router that nobody may use is a slip. A file that loses its
+    last key later is taken as it is, and nobody may in.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stamp: tuple[int, ...] | None = None
+        self._by_hash: dict[str, KeyEntry] = {}
+        self.refresh()
+        if not self._by_hash:
+            raise ConfigError(f"{path}: has no key, nobody could use the router; `crossfill keys add` makes one")
+
+    def __len__(self) -> int:
+        return len(self._by_hash)
+
+    def tenant_of(self, key: bytes) -> str | None:
+        """Whose key this is; None if it is not valid.
+
+        Looking up by hash is safe although the time it takes may tell how a hash compares with the stored ones: who
+        sends keys cannot choose their hashes, and whoever knew a stored hash would still not know its key.
+        """
+        sha256 = sha256_of(key)
+        entry = self._by_hash.get(sha256)
+        if entry is None or not hmac.compare_digest(entry.sha256, sha256):
+            return None
+        return entry.tenant
+
+    def refresh(self) -> bool:
+        """Read the file if it is not the one read last; whether it was.
+
+        Raises ConfigError, and keeps the keys it has, if the file cannot be read or used; the next call tries again.
+        """
+        found = self._look()
+        stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        if stamp == self._stamp:
+            return False
+        self._by_hash = {entry.sha256: entry for entry in read_keys(self.path)}
+        # Taken before the file was read: what was written meanwhile shows at the next call.
+        self._stamp = stamp
+        if found.st_mode & (stat.S_IRGRP | stat.S_IROTH):
+            mode = stat.S_IMODE(found.st_mode)
+            _log.warning("%s can be read by others than its owner (mode %04o)", self.path, mode)
+        return True
+
+    def _look(self) -> os.stat_result:
+        try:
+            return self.path.stat()
+        except OSError as error:
+            raise ConfigError(f"{self.path}: cannot be read: {error.strerror}") from error
+
+
+def open_keyring(auth: AuthConfig) -> Keyring | None:
+    """The configured keys; None if none are needed. Raises ConfigError."""
+    return None if auth.keys_file is None else Keyring(auth.keys_file)
+
+
+class KeyWatch:
+    """Keeps `keyring` in step with its file, from entering the context to leaving it."""
+
+    def __init__(self, keyring: Keyring | None, metrics: RouterMetrics, *, poll_s: float = _POLL_S) -> None:
+        self._keyring = keyring
+        self._metrics = metrics
+        self._poll_s = poll_s
+        self._fault: str | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        if self._keyring is not None:
+            _log.info("%d keys from %s", len(self._keyring), self._keyring.path)
+            self._task = asyncio.create_task(self._watch(self._keyring))
+            self._task.add_done_callback(_report_failure)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _watch(self, keyring: Keyring) -> None:
+        while True:
+            await asyncio.sleep(self._poll_s)
+            await self.check(keyring)
+
+    async def check(self, keyring: Keyring) -> None:
+        """Look at the file once. A fault is logged and counted when it appears, not each time it is still there."""
+        try:
+            # In a thread: a file system may be slow, and requests go on meanwhile.
+            has_changed = await asyncio.to_thread(keyring.refresh)
+        except ConfigError as error:
+            if str(error) != self._fault:
+                self._fault = str(error)
+                self._metrics.count_keys_reload_failure()
+                _log.error("the keys stay as they were: %s", error)
+            return
+        self._fault = None
+        if has_changed:
+            _log.info("read %s again: %d keys", keyring.path, len(keyring))
+
+
+def _report_failure(task: asyncio.Task[None]) -> None:
+    """The task has no end of its own; one that ends by an error would leave revoked keys valid without a word."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        _log.error("the keys file is no longer watched", exc_info=error)

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from router.api.answer_schema import ChatCompletionChunk, Completion
+from router.api.openapi_document import openapi_document
+
+if TYPE_CHECKING:
+    from schemathesis import APIOperation, Case
+
+DOCUMENT = openapi_document(["auto", "small", "large"], "0")
+OPERATIONS = {
+    operation["operationId"]: (path, method)
+    for path, methods in DOCUMENT["paths"].items()
+    for method, operation in methods.items()
+}
+STREAMING = {"createChatCompletion": ChatCompletionChunk, "createCompletion": Completion}
+TAKES_BODY = {*STREAMING, "route"}
+TAKES_INPUT = {*TAKES_BODY, "getModel"}
+EXAMPLES = 80
+CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+
+
+def cases(operation: APIOperation, name: str) -> st.SearchStrategy[Case]:
+    """As documented, as a stream, and, where there is a body to be wrong, against the document."""
+    right = operation.as_strategy(GenerationMode.POSITIVE)
+    kinds = [right]
+    if name in STREAMING:
+        kinds.append(right.map(streamed))
+    if name in TAKES_BODY:
+        kinds.append(operation.as_strategy(GenerationMode.NEGATIVE))
+    return st.one_of(kinds)
+
+
+def streamed(case: Case) -> Case:
+    case.body = {**case.body, "stream": True}
+    return case
+
+
+def call_all(document: dict[str, Any], url: str, name: str) -> Counter[str]:
+    path, method = OPERATIONS[name]
+    operation = schemathesis.openapi.from_dict(document)[path][method]
+    seen: Counter[str] = Counter()
+
+    @given(case=cases(operation, name))
+    @settings(
+        max_examples=EXAMPLES if name in TAKES_INPUT else 3,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    def call(case: Case) -> None:
+        response = case.call_and_validate(base_url=url, checks=CHECKS)
+        seen[f"{response.status_code // 100}xx"] += 1
+        if response.headers["content-type"][0].startswith("text/event-stream"):
+            seen["stream"] += 1
+            data = [event.removeprefix(b"data: ") for event in response.content.split(b"\n\n") if event]
+            assert data[-1] == b"[DONE]"
+            for one in data[:-1]:
+                STREAMING[name].model_validate(orjson.loads(one))
+
+    call()
+    return seen
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+async def test_answers_are_as_documented_whatever_is_asked(duo: Any, name: str) -> None:
+    document = (await duo.client.get("/openapi.json")).json()
+    seen = await asyncio.to_thread(call_all, document, duo.url, name)
+    assert seen["2xx"], seen
+    assert bool(seen["4xx"]) is (name in TAKES_INPUT), seen
+    assert bool(seen["stream"]) is (name in STREAMING), seen
+    assert bool(duo.small.requests) is (name in STREAMING)
+    assert (await duo.chat()).status_code == 200
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate Operation ID")  # of GET and HEAD, in a document that nobody gets
+async def test_every_route_is_documented(duo: Any) -> None:
+    paths = duo.app.openapi()["paths"]
+    served = {(path, method) for path, methods in paths.items() for method in methods if method != "head"}
+    assert served == set(OPERATIONS.values())
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "is_valid"),
+    [
+        ("stop", ["a"], True),
+        ("stop", 1, False),
+        ("tool_choice", {"type": "function"}, True),
+        ("tool_choice", "always", False),
+        ("messages", [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}], True),
+        ("messages", [{"role": "user", "content": [{"type": "text"}]}], False),
+        ("messages", [], False),
+        ("model", "nope", False),
+        ("unknown", 1, True),
+    ],
+)
+async def test_the_document_and_the_door_agree(duo: Any, field: str, value: Any, is_valid: bool) -> None:
+    body = {"model": "small", "messages": [{"role": "user", "content": "hi"}], field: value}
+    schema = {"$ref": "#/components/schemas/ChatBody", "components": DOCUMENT["components"]}
+    assert Draft202012Validator(schema).is_valid(body) is is_valid
+    assert ((await duo.client.post("/v1/chat/completions", json=body)).status_code == 200) is is_valid
