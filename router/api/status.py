@@ -1,5 +1,7 @@
 """GET /live, /ready and /metrics, for the machines that watch the router."""
 
+import asyncio
+
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -26,7 +28,9 @@ def status_routes(services: Services) -> APIRouter:
 
     @routes.api_route("/metrics", methods=_READ)
     async def metrics() -> Response:
-        return Response(generate_latest(services.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+        # Thousands of lines take milliseconds, in which streams must go on.
+        text = await asyncio.to_thread(generate_latest, services.metrics.registry)
+        return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})
 
     return routes
 

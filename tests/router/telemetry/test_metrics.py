@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client.registry import Collector
 
 from engines.fake_worker import Reply
 from router.decision.policy import decide_explicit
@@ -16,6 +18,8 @@ from router.telemetry.record import RequestRecord
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+
+    from prometheus_client import Metric
 
 
 def test_ttft_buckets_are_fine_where_answers_are_and_reach_two_minutes() -> None:
@@ -172,3 +176,18 @@ async def test_an_unknown_word_on_reuse_is_no_label(fake: Any, start_router: Any
         await router.chat(stream=True)
     assert router.metric("crossfill_ttft_seconds_count", model="small", reuse="guided") == 1
     assert router.metric("crossfill_ttft_seconds_count", model="small", reuse="none") == 2
+
+
+async def test_a_scrape_does_not_hold_the_event_loop(duo: Any) -> None:
+    threads: list[threading.Thread] = []
+
+    class Witness(Collector):
+        def collect(self) -> list[Metric]:
+            threads.append(threading.current_thread())
+            return []
+
+    duo.registry.register(Witness())
+    threads.clear()
+    assert (await duo.client.get("/metrics")).status_code == 200
+    [collecting] = threads
+    assert collecting is not threading.current_thread()
