@@ -202,6 +202,7 @@ async def test_a_killed_process_is_started_again_and_no_counter_falls(fake: Any,
         [victim] = service.pids[1]
         os.kill(victim, signal.SIGKILL)
         await service.read_log(lambda: "starts again" in service.log)
+        assert [path.name for path in gauge_files(tmp_path)] == ["gauge_livemin_0.db", "gauge_livesum_0.db"]
         assert requests_of(await scrape(service.url)) == 40
         await service.read_log(lambda: len(service.pids[1]) == 2 and service.healthy() == 3)
         assert re.search(rf"process 1 \(pid {victim}\) ended by SIGKILL, starts again in 1 s", service.log)
@@ -285,6 +286,10 @@ def is_running(pid: int) -> bool:
 
 def children_of(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def gauge_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("crossfill-metrics-*/gauge_*.db"))
 
 
 def metrics_folders(folder: Path) -> list[Path]:
