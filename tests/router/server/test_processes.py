@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +64,21 @@ class Service:
         assert self.process.returncode is not None
         return self.process.returncode
 
+    async def kill(self) -> None:
+        """End what a test has left running, the children too if it failed because they outlive their parent."""
+        if self.process.returncode is None:
+            self.process.kill()
+        for pid in (pid for started in self.pids.values() for pid in started if self._is_mine(pid)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await self.process.communicate()
+
+    def _is_mine(self, pid: int) -> bool:
+        try:
+            return str(self.folder).encode() in Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:
+            return False
+
     def served(self) -> dict[str, float]:
         """Chat requests that each slot has counted itself, from the files that the processes write."""
         counted = {}
@@ -96,15 +111,13 @@ async def launch(folder: Path, file: Path, *options: str) -> Service:
 
 @asynccontextmanager
 async def serving(folder: Path, workers: list[str], processes: int) -> AsyncIterator[Service]:
-    """A service of which every process sees every worker; killed with its children if a test leaves it running."""
+    """A service of which every process sees every worker."""
     service = await launch(folder, router_file(folder, workers, processes=processes))
     try:
         await service.read_log(lambda: bool(service.url) and service.healthy() == processes * len(workers))
         yield service
     finally:
-        if service.process.returncode is None:
-            service.process.kill()
-            await service.end()
+        await service.kill()
 
 
 async def scrape(url: str) -> dict[str, float]:
