@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
 import time
-import uuid
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 def random_hex() -> str:
     """32 random hex digits."""
-    return uuid.uuid4().hex
+    return os.urandom(16).hex()
 
 
 def create_app(
@@ -103,7 +103,7 @@ def _assemble(services: Services, transport: Transport, monitor: HealthMonitor, 
     # because a client that follows one may lose its method and body.
     app = FastAPI(title="Crossfill", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.state.services = services
-    app.include_router(chat_routes(services))
+    app.router.routes.extend(chat_routes(services))
     app.include_router(model_routes(services))
     app.include_router(status_routes(services))
     app.include_router(openapi_routes(services))

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from router.api.json_response import JsonResponse
@@ -27,72 +28,83 @@ from router.tenants.namespace import extra_key
 Parse = Callable[[JsonObject, LimitsConfig, Sequence[str]], GenerationRequest]
 
 
-def chat_routes(services: Services) -> APIRouter:
-    """The endpoints that take a request for text."""
-    routes = APIRouter()
+def chat_routes(services: Services) -> list[Route]:
+    """The endpoints that take a request for text.
 
-    limits = services.config.limits
-    reader = BodyReader(limits)
+    Plain ASGI applications and not FastAPI's path functions: those have nothing to do here, bodies being the router's
+    own matter, and each byte of an answer would pass through their layers.
+    """
+    door = Door(services)
+    return [
+        Route(ChatRequest.path, Generate(door, parse_chat, services), methods=["POST"]),
+        Route(CompletionRequest.path, Generate(door, parse_completion, services), methods=["POST"]),
+        Route("/v1/route", DryRun(door, services), methods=["POST"]),
+    ]
 
-    async def read_and_prepare(request: Request, parse: Parse) -> tuple[GenerationRequest, Decide]:
-        tenant = services.identity.identify(request.scope)
-        record, option_headers = record_of(request.scope), request.headers.getlist("crossfill")
+
+class Door:
+    """Reads a request for text and prepares its decision; what is wrong with it ends here."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._limits = services.config.limits
+        self._reader = BodyReader(self._limits)
+
+    async def read(self, scope: Scope, receive: Receive, parse: Parse) -> tuple[GenerationRequest, Decide]:
+        """The request and the way to its decision. Raises AnsweredError, ClientGoneError."""
+        services, request = self._services, Request(scope, receive)
+        tenant = services.identity.identify(scope)
+        record, option_headers = record_of(scope), request.headers.getlist("crossfill")
 
         def understand(body: bytes) -> tuple[GenerationRequest, Decide]:
             record.received_s = services.clock()
-            asked = parse(parse_json_object(body, limits), limits, option_headers)
+            asked = parse(parse_json_object(body, self._limits), self._limits, option_headers)
             require_available(asked.options, can_reuse=services.pool.can_reuse)
             record.namespace = extra_key(tenant, asked.cache_salt, asked.options.reuse)
             situation = services.sessions.situation(record, asked.payload, record.namespace, asked.options.session)
             return asked, services.decider.prepare(asked, record.request_id, situation)
 
-        return await reader.read(request, understand)
-
-    async def generate(request: Request, parse: Parse) -> Response:
-        record_of(request.scope).is_generation = True
-        asked, decide = await read_and_prepare(request, parse)
-        return Exchange(asked, decide, services)
-
-    @routes.post(ChatRequest.path)
-    async def chat_completions(request: Request) -> Response:
-        return await generate(request, parse_chat)
-
-    @routes.post(CompletionRequest.path)
-    async def completions(request: Request) -> Response:
-        return await generate(request, parse_completion)
-
-    @routes.post("/v1/route")
-    async def route(request: Request) -> Response:
-        _, decide = await read_and_prepare(request, parse_either)
-        decision = record_of(request.scope).decision = decide(services.pool.unavailable())
-        return JsonResponse(decision.to_json())
-
-    return routes
+        return await self._reader.read(request, understand)
 
 
-class Exchange(Response):
-    """The rest of a request for text after it has been understood: dispatch and relay, while the client listens."""
+class DryRun:
+    """Decides and tells the decision."""
 
-    def __init__(self, asked: GenerationRequest, decide: Decide, services: Services) -> None:
-        super().__init__()
-        self._asked = asked
-        self._decide = decide
+    def __init__(self, door: Door, services: Services) -> None:
+        self._door = door
+        self._services = services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises AnsweredError."""
+        _, decide = await self._door.read(scope, receive, parse_either)
+        decision = record_of(scope).decision = decide(self._services.pool.unavailable())
+        await JsonResponse(decision.to_json())(scope, receive, send)
+
+
+class Generate:
+    """Understands a request, then dispatches it and relays the answer while the client listens."""
+
+    def __init__(self, door: Door, parse: Parse, services: Services) -> None:
+        self._door = door
+        self._parse = parse
         self._services = services
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises AnsweredError before the first byte; after it, errors are told within the stream."""
         record, relay = record_of(scope), self._services.relay
-        heartbeat = relay.heartbeat(send, is_stream=self._asked.stream)
+        record.is_generation = True
+        asked, decide = await self._door.read(scope, receive, self._parse)
+        heartbeat = relay.heartbeat(send, is_stream=asked.stream)
         try:
             async with while_client_listens(receive, self._services.lifecycle):
                 async with heartbeat:
-                    answer = await self._services.dispatcher.open(self._asked, self._decide, record)
+                    answer = await self._services.dispatcher.open(asked, decide, record)
                 await relay.send_answer(
                     answer,
                     send,
                     record,
-                    passes_usage=self._asked.wants_usage,
-                    is_one_choice=self._asked.choices == 1,
+                    passes_usage=asked.wants_usage,
+                    is_one_choice=asked.choices == 1,
                     has_begun=heartbeat.has_begun,
                 )
         except AnsweredError as error:

@@ -34,5 +34,5 @@ class ExpectedTokens:
 def expected_tokens(features: Features, request: GenerationRequest) -> ExpectedTokens:
     """An estimate from the words of the text, and from the answer's limit where that is below the usual length."""
     output = min(_EXPECTED_ANSWER_TOKENS, request.answer_limit_tokens or _EXPECTED_ANSWER_TOKENS)
-    words = features.last.words + features.context.words
+    words = features.words + features.context_words
     return ExpectedTokens(prompt=_TOKENS_PER_WORD * words, output=output * request.choices)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
+
+from router.decision.vocabulary import Scanned, counts_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -12,7 +15,6 @@ if TYPE_CHECKING:
     from router.request.generation import Turn
 
 # Patterns see at most this much of a text, so that a huge body cannot hold the event loop; lengths are always whole.
-# For the same reason no pattern may start with a repetition that is not anchored: its time would grow with the square.
 _SCANNED_CHARS = 8_192
 
 _LONGEST_FOLLOW_UP = 80
@@ -22,55 +24,8 @@ _CHARS_PER_WORD = 6.0
 _DENSE_CHARS_PER_WORD = 1.5
 _DENSE = re.compile(r"[\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
 
-# All but the pattern for code see text in lower case: matching without regard to case takes three times as long.
-_PROOF = re.compile(
-    r"\b(?:prov(?:e|ing)|proofs?|deriv(?:e|ing|ation)|step[- ]by[- ]step|theorems?|demuestr[ae]|demostrar|paso a paso"
-    r"|démontre[rz]?|prouve[rz]?|étape par étape|beweis(?:e|en)?|schritt für schritt|докажи(?:те)?|пошагово"
-    r"|prove que|passo a passo"
-    # A task in mathematics that is a proof or a derivation under another name.
-    r"|(?:compute|evaluate|solve|find|calculate|determine)\b[^.?!\n]{0,60}\b(?:integrals?|residues?|contour|eigenvalues?"
-    r"|determinant|differential equations?|closed form|asymptotics?)"
-    r"|show that\b[^.?!\n]{0,80}\b(?:infinitely|finite(?:ly)?|converges?|diverges?|every|all|any|no|if|unique|bounded"
-    r"|continuous|is|are|has))\b"
-    r"|证明|證明|推导|推導|逐步|一步一步|証明|導出|증명|단계별|أثبت|خطوة بخطوة|सिद्ध",
-)
-_BUILD = re.compile(
-    r"\b(?:implement(?:s|ing|ation)?|optimi[sz](?:e|es|ing|ation)|debug(?:ging)?|refactor(?:ing)?|algorithms?"
-    r"|architect(?:ure)?|implementa[r]?|optimiza[r]?|depura[r]?|diseñ[ae]r?|implémente[rz]?|optimise[rz]|conçois"
-    r"|(?:design|build|write|create|develop)\b[^.?!\n]{0,40}\b(?:schemas?|migrations?|compilers?|parsers?|databases?"
-    r"|protocols?|schedulers?|distributed|server|library|framework|pipeline)"
-    r"|implementiere[n]?|optimiere[n]?|entwirf|entwerfe[n]?|реализуй(?:те)?|оптимизируй(?:те)?|спроектируй(?:те)?)\b"
-    r"|实现|實現|优化|優化|调试|設計|设计|算法|実装|最適化|구현|최적화|설계|صمم",
-)
-_EXPLAIN = re.compile(
-    r"\b(?:explain(?:ing)?|why|compar(?:e|ing|ison)|contrast|analy[sz](?:e|ing|is)|evaluate|justify|trade-?offs?"
-    r"|design(?:ing)?|reason(?:ing)?|in detail|explica|compara|analiza|por qué|explique[rz]?|analyse[rz]|pourquoi"
-    r"|erkläre?|vergleiche?|analysiere|warum|объясни(?:те)?|сравни(?:те)?|почему|проанализируй)\b"
-    r"|解释|解釋|比较|比較|分析|为什么|為什麼|説明|なぜ|설명|비교|분석|왜|اشرح|قارن|समझा|तुलना",
-)
-_CODE = re.compile(
-    r"```|`[^`\n]+`|\b(?:def|class|return|import|function|const|void|struct|async|lambda|SELECT|FROM|WHERE)\b"
-    r"|\((?<=\w\()[^()\n]*\)|[=!]=|=>|->|::|[{};][ \t]*$",
-    re.MULTILINE,
-)
-_MATHS = re.compile(
-    r"[∑∫∂√∞≤≥≠±\u00d7÷∀∃∈\u211d\u2115\u2124]|\\(?:frac|sum|int|sqrt|lim)\b|\$[^$\n]+\$|\^|\b\d+\s*[-+*/=<>]\s*\d+"
-    r"|\b\d+(?:\.\d+)?\b|\b(?:equations?|integrals?|derivatives?|matri(?:x|ces)|(?:ir)?rational|square root|primes?"
-    r"|probabilit(?:y|ies)|polynomials?|modulo)\b|素数|方程|积分|矩阵|概率|平方根|無理数|无理数",
-)
-# A question for yes or no that holds a word like "prove" asks about a proof, and for none. A request put as a question
-# ("can you …") begins otherwise.
-_YES_OR_NO = re.compile(r"\s*(?:do|does|did|is|are|was|were|has|have|had|should|will)\b[^.!?\n]{0,200}\?\s*")
 # A short turn that stands on the one before it.
 _FOLLOW_UP = re.compile(r"\s*(?:and|or|but|now|also|again|what about|how about|same|then|y|et|und)\b[^\n]{0,60}")
-
-_QUESTION = re.compile(r"[?\uff1f؟]")
-_CONSTRAINT = re.compile(
-    r"^[ \t]*(?:[-*•]|\d+[.)])[ \t]+"
-    r"|\b(?:must|should not|at least|at most|exactly|without using|thread-safe|only if|ensure)\b"
-    r"|必须|至少|最多|不要",
-    re.MULTILINE,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +42,43 @@ class TextFeatures:
     constraints: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Features:
-    """What scorers see. `prompt` is the last user text, `last` its counts, `context` those of all other turns."""
+    """What scorers see; the parts are worked out when somebody asks for them.
+
+    `prompt` is the last user text, `counted` what its counts are of, `rest` all other turns, `turns` how many there
+    are.
+    """
 
     prompt: str
-    last: TextFeatures
-    context: TextFeatures
+    counted: str
+    rest: str
     turns: int
+
+    @cached_property
+    def scanned(self) -> Scanned:
+        """The last user text as words; of a long one, its ends."""
+        return Scanned(ends(self.counted))
+
+    @cached_property
+    def last(self) -> TextFeatures:
+        """Counts of the last user text."""
+        return TextFeatures(words=self.words, **counts_of(self.scanned))
+
+    @cached_property
+    def context(self) -> TextFeatures:
+        """Counts of the other turns."""
+        return text_features(self.rest)
+
+    @cached_property
+    def words(self) -> float:
+        """Words of the last user text."""
+        return words_of(self.counted)
+
+    @cached_property
+    def context_words(self) -> float:
+        """Words of the other turns."""
+        return words_of(self.rest)
 
 
 def conversation_features(turns: Sequence[Turn]) -> Features:
@@ -103,29 +87,26 @@ def conversation_features(turns: Sequence[Turn]) -> Features:
     A short follow-up ("And of 3?") counts together with the user turn before it: it asks for the same again.
     """
     subject = max((index for index, turn in enumerate(turns) if turn.role == "user"), default=len(turns) - 1)
-    context = "\n".join(turn.text for index, turn in enumerate(turns) if index != subject and turn.text)
+    rest = "\n".join(turn.text for index, turn in enumerate(turns) if index != subject and turn.text)
     prompt = turns[subject].text
     spoken = sum(turn.role in {"user", "assistant"} for turn in turns)
     before = next((turn.text for turn in reversed(turns[:subject]) if turn.role == "user"), "")
     is_follow_up = bool(before) and _FOLLOW_UP.fullmatch(prompt.lower()[: 2 * _LONGEST_FOLLOW_UP]) is not None
-    counted = f"{before}\n{prompt}" if is_follow_up else prompt
-    return Features(prompt=prompt, last=text_features(counted), context=text_features(context), turns=spoken)
+    return Features(prompt, f"{before}\n{prompt}" if is_follow_up else prompt, rest, spoken)
 
 
 def text_features(text: str) -> TextFeatures:
     """Counts in one text."""
+    return TextFeatures(words=words_of(text), **counts_of(Scanned(ends(text))))
+
+
+def words_of(text: str) -> float:
+    """An estimate of the words of a text in any script."""
     scanned = ends(text)
-    lowered = scanned.lower()
-    return TextFeatures(
-        words=_words(text, scanned),
-        proof=0 if _YES_OR_NO.fullmatch(lowered) else _count(_PROOF, lowered),
-        build=_count(_BUILD, lowered),
-        explain=_count(_EXPLAIN, lowered),
-        code=_count(_CODE, scanned),
-        maths=_count(_MATHS, lowered),
-        questions=_count(_QUESTION, scanned),
-        constraints=_count(_CONSTRAINT, lowered),
-    )
+    if scanned.isascii():
+        return len(text) / _CHARS_PER_WORD
+    dense_share = len(_DENSE.findall(scanned)) / len(scanned)
+    return len(text) * (dense_share / _DENSE_CHARS_PER_WORD + (1 - dense_share) / _CHARS_PER_WORD)
 
 
 def ends(text: str) -> str:
@@ -134,14 +115,3 @@ def ends(text: str) -> str:
         return text
     half = _SCANNED_CHARS // 2
     return f"{text[:half]}\n{text[-half:]}"
-
-
-def _words(text: str, scanned: str) -> float:
-    if not scanned:
-        return 0.0
-    dense_share = _count(_DENSE, scanned) / len(scanned)
-    return len(text) * (dense_share / _DENSE_CHARS_PER_WORD + (1 - dense_share) / _CHARS_PER_WORD)
-
-
-def _count(pattern: re.Pattern[str], text: str) -> int:
-    return len(pattern.findall(text))

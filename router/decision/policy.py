@@ -9,11 +9,12 @@ and eps ~ N(0, sigma^2) from the request id. With two models and no weights: lar
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
+
+import orjson
 
 from router.decision.noise import standard_normals
 
@@ -140,7 +141,8 @@ class Decision:
         """The record, without features, as compact ASCII JSON."""
         record = self.to_json()
         record.pop("features", None)
-        return json.dumps(record, ensure_ascii=True, separators=(",", ":"))
+        # Names of models and request ids are ASCII, which the header needs.
+        return orjson.dumps(record).decode("ascii")
 
 
 def decide_explicit(request_id: str, model: str, *, tau: float | tuple[float, ...], sigma: float) -> Decision:

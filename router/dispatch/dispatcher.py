@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from contextlib import ExitStack
-from dataclasses import dataclass
-from math import inf
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from router.dispatch.alarm import Alarm
+from router.dispatch.answers import StreamAnswer, WholeAnswer
 from router.dispatch.deadline import Deadline
 from router.dispatch.worker_answers import (
     RETRIED_STATUSES,
@@ -33,14 +30,12 @@ from router.errors import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import TracebackType
 
     from router.config import UpstreamConfig
     from router.decision.decider import Decide
     from router.decision.policy import Decision
-    from router.dispatch.deadline import Phase
+    from router.dispatch.answers import Answer
     from router.dispatch.transport import Transport, UpstreamResponse
-    from router.dispatch.worker_answers import Usage
     from router.dispatch.workers import Worker, WorkerPool
     from router.request.generation import GenerationRequest
     from router.sessions.affinity import Placement
@@ -49,81 +44,6 @@ if TYPE_CHECKING:
     from router.telemetry.record import RequestRecord
 
 _log = logging.getLogger("crossfill.workers")
-
-# After [DONE] nothing is missing; a worker that does not close its stream must not hold the client.
-_AFTER_DONE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class WholeAnswer:
-    """A complete answer in one piece; nothing is held any more."""
-
-    status: int
-    headers: list[tuple[bytes, bytes]]
-    body: bytes
-    usage: Usage | None
-
-
-class StreamAnswer:
-    """An answer whose first bytes have come. A context manager that ends the worker request."""
-
-    def __init__(self, response: UpstreamResponse, first: bytes, worker: Worker, clock: Callable[[], float]) -> None:
-        self.status = response.status
-        self.headers = passed_headers(response.headers)
-        self.first = first
-        self._response = response
-        self._worker = worker
-        self._clock = clock
-        self._held = ExitStack()
-        self._deadline: Deadline | None = None
-        self._between_bytes_s = 0.0
-        self._after_done: Deadline | None = None
-        self._phase: Phase | None = None
-        self._alarm: Alarm | None = None
-
-    def hold(self, held: ExitStack, deadline: Deadline, between_bytes_s: float) -> Self:
-        """Take over what keeps the request open, and the limits for what is to come."""
-        self._held, self._deadline, self._between_bytes_s = held, deadline, between_bytes_s
-        return self
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._alarm is not None:
-            self._alarm.close()
-        self._held.close()
-
-    async def next_chunk(self, *, is_done: bool, nap_s: float | None) -> bytes | None:
-        """More bytes, or none at the end; None if nothing came for `nap_s`, and the caller should ask again.
-
-        Raises ConnectionLostError, UpstreamTimeoutError.
-        """
-        self._alarm = self._alarm or Alarm()
-        phase = self._phase = self._phase or self._next_phase(is_done=is_done)
-        nap_end_s = inf if nap_s is None else asyncio.get_running_loop().time() + nap_s
-        try:
-            chunk = await self._alarm.wait(self._response.read_some(), min(nap_end_s, phase.end_s))
-        except TimeoutError:
-            if phase.end_s <= nap_end_s:
-                raise phase.error from None
-            return None
-        self._phase = None
-        self._worker.saw_life(self._clock())
-        return chunk
-
-    def _next_phase(self, *, is_done: bool) -> Phase:
-        assert self._deadline is not None, "hold() comes first"
-        if not is_done:
-            return self._deadline.phase("between_bytes", self._between_bytes_s)
-        # One limit for all that follows, or a worker that sends comments for ever would hold the client.
-        self._after_done = self._after_done or Deadline(_AFTER_DONE_S)
-        return self._after_done.phase("after_done", _AFTER_DONE_S)
-
-
-Answer = WholeAnswer | StreamAnswer
 
 
 class _AttemptFailedError(RouterError):
@@ -213,18 +133,18 @@ class Dispatcher:
         phase, limit_s = ("first_byte", self._limits.first_byte_s) if is_stream else ("total", self._limits.total_s)
         with ExitStack() as held:
             held.enter_context(in_flight(worker))
-            async with deadline.phase(phase, limit_s).limit():
+            async with deadline.phase(phase, limit_s):
                 try:
                     response = await self._send(worker, request, record)
                     held.callback(response.close)
-                    answer = await self._receive(worker, response, is_stream=is_stream)
+                    answer = await self._receive(worker, response, deadline, is_stream=is_stream)
                 except TransportError as error:
                     # Its text holds the worker's address or its bytes: for the log and not for clients.
                     _log.warning("request %s on worker %s: %s", record.request_id, worker.id, error)
                     worker.connection_failed(str(error))
                     raise self._failed_attempt(worker, error) from error
             if isinstance(answer, StreamAnswer):
-                answer.hold(held.pop_all(), deadline, self._limits.between_bytes_s)
+                answer.hold(held.pop_all())
             return answer
 
     async def _send(self, worker: Worker, request: GenerationRequest, record: RequestRecord) -> UpstreamResponse:
@@ -244,7 +164,9 @@ class Dispatcher:
         )
         return await self._transport.post(worker.url + request.path, headers, body)
 
-    async def _receive(self, worker: Worker, response: UpstreamResponse, *, is_stream: bool) -> Answer:
+    async def _receive(
+        self, worker: Worker, response: UpstreamResponse, deadline: Deadline, *, is_stream: bool
+    ) -> Answer:
         if not 200 <= response.status < 300:
             raise await self._error_answer(worker, response)
         if is_stream and is_event_stream(response.headers):
@@ -252,7 +174,7 @@ class Dispatcher:
             if not first:
                 raise ConnectionLostError("the stream ended before its first byte")
             worker.saw_life(self._clock())
-            return StreamAnswer(response, first, worker, self._clock)
+            return StreamAnswer(response, first, worker, deadline, self._limits.between_bytes_s, self._clock)
         body = await response.read_all()
         worker.saw_life(self._clock())
         usage = read_success(body, is_stream=is_stream).get("usage")

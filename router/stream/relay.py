@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from router.dispatch.dispatcher import WholeAnswer
+from router.dispatch.answers import WholeAnswer
 from router.dispatch.worker_answers import usage_of
 from router.errors import (
     AnsweredError,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from starlette.types import Send
 
     from router.config import StreamsConfig
-    from router.dispatch.dispatcher import Answer, StreamAnswer
+    from router.dispatch.answers import Answer, StreamAnswer
     from router.services import Lifecycle
     from router.sessions.memory import Sessions
     from router.telemetry.metrics import RouterMetrics
@@ -138,10 +138,11 @@ class Relay:
                 ready = meter.feed(chunk)
                 pace.note(meter.content_events, self._clock)
                 if ready:
-                    await _send_part(send, ready)
-                if meter.is_done and not meter.has_error:
-                    record.outcome = Outcome.OK
-            chunk = await answer.next_chunk(is_done=meter.is_done, nap_s=self._heartbeat_s)
+                    await send({"type": "http.response.body", "body": ready, "more_body": True})
+                if meter.is_done:
+                    answer.done()
+                    record.outcome = record.outcome if meter.has_error else Outcome.OK
+            chunk = await answer.next_chunk(self._heartbeat_s)
 
     async def _beat(self, meter: EventMeter, send: Send) -> None:
         # Within a huge event there is no place for a comment.

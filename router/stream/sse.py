@@ -25,7 +25,7 @@ _DONE = b"[DONE]"
 
 # In a stream of one choice, an event after the first content that sets none of these (null does not count) is one more
 # piece of content, and need not be parsed.
-_PLAIN_START = re.compile(rb'data: \{"id":')
+_PLAIN_START = b'data: {"id":'
 _SPECIAL = re.compile(
     rb'"(?:error|tool_calls|finish_reason|usage)"\s*:\s*(?!null)|"object"\s*:\s*"error"|"choices"\s*:\s*\[\s*\]'
 )
@@ -79,6 +79,9 @@ class EventMeter:
         if data.endswith(b"\n\n") and data.find(b"\n\n") == len(data) - 2 and b"\r" not in data:
             # As good as always a read brings one event; this spares the search for all kinds of line ends.
             self._held = b""
+            if self._is_more_of_the_same(data):
+                self.content_events += 1
+                return data
             return self._pass(data[:-2], b"\n\n")
         passed: list[bytes] = []
         end = 0
@@ -113,7 +116,7 @@ class EventMeter:
             # The tail of an event whose head has already gone; its meaning is unknown.
             self.is_inside_event = False
             return event + end
-        if self._is_one_choice and self.content_events and _PLAIN_START.match(text) and not _SPECIAL.search(text):
+        if self._is_more_of_the_same(text):
             self.content_events += 1
             return event + end
         data = _data(text)
@@ -121,6 +124,15 @@ class EventMeter:
             self.is_done = True
             return _framed(self._repair.closing()) + event + end
         return self._pass_data(text, data, event + end) if data else event + end
+
+    def _is_more_of_the_same(self, event: bytes) -> bool:
+        return (
+            self._is_one_choice
+            and self.content_events > 0
+            and not self.is_inside_event
+            and event.startswith(_PLAIN_START)
+            and _SPECIAL.search(event) is None
+        )
 
     def _pass_data(self, event: bytes, data: bytes, whole: bytes) -> bytes:
         try:

@@ -6,12 +6,13 @@ import math
 import re
 from typing import TYPE_CHECKING
 
-from router.decision.features import ends
+from router.decision.vocabulary import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from router.decision.features import Features
+    from router.decision.vocabulary import Scanned
 
 INPUTS_VERSION = 1
 
@@ -24,10 +25,9 @@ def _words(text: str) -> frozenset[str]:
 
 
 _NUMBER = re.compile(r"\d[\d,.]*")
-_WORD = re.compile(r"[^\W\d_]+")
-_CAPITAL = re.compile(r"\b[A-Z]")
 _SENTENCE_END = re.compile(r"[.!?]+(?:\s|$)|[\u3002\uff01\uff1f]+")
-_FRACTION = re.compile(r"\d/\d|[½⅓¼¾⅔]|分之|一半")
+_SIMPLE_FRACTION = re.compile(r"\d/\d")
+_FRACTION = re.compile("[½⅓¼¾⅔]|分之|一半")
 _FRACTION_WORDS = _words(
     "half halves third thirds quarter quarters fourth fourths fifth fifths sixth sixths eighth eighths tenth tenths "
     "mitad tercio cuarto moitié tiers hälfte drittel viertel половина половину половины треть четверть"
@@ -40,11 +40,10 @@ _RELATION_WORDS = _words(
     "если чем каждый каждая каждое больше меньше после до"
 )
 
-_COUNTED = ("proof", "build", "explain", "code", "maths", "questions", "constraints")
 INPUT_NAMES = (
     *("words", "numbers", "magnitude", "decimals", "fractions", "percents", "relations", "sentences", "commas"),
     *("capitals", "word_length", "distinct", "last_sentence", "number_share"),
-    *_COUNTED,
+    *KINDS,
     *("context_words", "turns"),
 )
 """Counts are given as log(1 + count); `word_length` is a mean, `distinct` and `number_share` are shares
@@ -53,32 +52,31 @@ of words and of characters."""
 
 def inputs_of(features: Features) -> list[float]:
     """One finite number for each of `INPUT_NAMES`, from the ends of the text if it is long."""
-    text = ends(features.prompt)
+    scanned, last = features.scanned, features.last
+    text, words, present = scanned.text, scanned.words, scanned.present
     numbers = _NUMBER.findall(text)
-    words = _WORD.findall(text.lower())
     sentences = _SENTENCE_END.split(text.strip())
     last_sentence = next((sentence for sentence in reversed(sentences) if sentence), "")
     counts = (
-        features.last.words,
+        features.words,
         len(numbers),
         max(map(_whole_digits, numbers), default=0),
-        sum("." in number.rstrip(".,") for number in numbers),
-        len(_FRACTION.findall(text)) + sum(map(_FRACTION_WORDS.__contains__, words)),
+        len([number for number in numbers if "." in number.rstrip(".,")]),
+        _simple_fractions(text) + _signs(_FRACTION, text) + _occurrences(_FRACTION_WORDS, scanned),
         text.count("%"),
-        len(_RELATION.findall(text)) + sum(map(_RELATION_WORDS.__contains__, words)),
+        _signs(_RELATION, text) + _occurrences(_RELATION_WORDS, scanned),
         len(sentences) - 1,
         text.count(",") + text.count("\uff0c"),
-        len(_CAPITAL.findall(text)),
+        len([word for word in words if "A" <= word[0] <= "Z"]),
     )
-    distinct = set(words)
     return [
         *map(math.log1p, counts),
         sum(map(len, words)) / max(1, len(words)),
-        len(distinct) / max(1, len(words)),
+        len(present) / max(1, len(words)),
         math.log1p(len(last_sentence)),
         sum(map(len, numbers)) / max(1, len(text)),
-        *(math.log1p(getattr(features.last, name)) for name in _COUNTED),
-        math.log1p(features.context.words),
+        *[math.log1p(getattr(last, name)) for name in KINDS],
+        math.log1p(features.context_words),
         math.log1p(features.turns),
     ]
 
@@ -89,6 +87,21 @@ def standardised(inputs: Sequence[float], mean: Sequence[float], scale: Sequence
         max(-_FURTHEST_DEVIATIONS, min(_FURTHEST_DEVIATIONS, (value - centre) / unit)) if unit else 0.0
         for value, centre, unit in zip(inputs, mean, scale, strict=True)
     ]
+
+
+def _occurrences(wanted: frozenset[str], scanned: Scanned) -> int:
+    if scanned.present.isdisjoint(wanted):
+        return 0
+    return len([word for word in scanned.lowered_words if word in wanted])
+
+
+def _signs(pattern: re.Pattern[str], text: str) -> int:
+    """Matches of a pattern that holds nothing but signs beyond ASCII."""
+    return 0 if text.isascii() else len(pattern.findall(text))
+
+
+def _simple_fractions(text: str) -> int:
+    return len(_SIMPLE_FRACTION.findall(text)) if "/" in text else 0
 
 
 def _whole_digits(number: str) -> int:
