@@ -2,7 +2,7 @@
 
 - docs/architecture.md names every module, and every path that a page names exists;
 - links between pages resolve; `make …` and `crossfill …` in the pages are real;
-- docs/configuration.md has every key of the configuration;
+- docs/configuration.md has every key of the configuration, docs/metrics.md every series of the router;
 - files have at most 400 lines, functions at most 60.
 """
 
@@ -25,6 +25,7 @@ def main() -> int:
         *_unnamed_modules(),
         *(fault for page in pages for fault in (*_dead_links(page), *_dead_paths(page), *_unknown_commands(page))),
         *_undocumented_keys(),
+        *_undocumented_series(),
         *(fault for path in _tracked("*.py") if path.exists() for fault in _too_long(path)),
     ]
     for fault in faults:
@@ -91,6 +92,20 @@ def _undocumented_keys() -> Iterator[str]:
     for key in sorted({path[-1] for model in (StackConfig, RouterConfig) for path in field_paths(model)}):
         if f"`{key}`" not in page:
             yield f"docs/configuration.md does not have the key `{key}`"
+
+
+def _undocumented_series() -> Iterator[str]:
+    from prometheus_client import CollectorRegistry
+
+    from router.telemetry.metrics import RouterMetrics
+
+    registry = CollectorRegistry()
+    RouterMetrics(registry)
+    page = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    for family in registry.collect():
+        name = family.name + ("_total" if family.type == "counter" else "")
+        if f"`{name}`" not in page:
+            yield f"docs/metrics.md does not have the series `{name}`"
 
 
 def _too_long(path: Path) -> Iterator[str]:

@@ -12,6 +12,9 @@ difference.
 
 **CPU time** is the router's from before the first arrival to the end of the last stream, less what it uses idle (its
 probes), over the requests routed in that time; connections of clients are opened before.
+
+**Floor.** After the router, at each level, a bare pass-through on the same libraries (`bench_pass_through`) gets the
+same load. CPU times differ between machines and hours; router over floor differs less.
 """
 
 import json
@@ -21,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from datetime import date
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,8 +35,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from crossfill.bench_load import Address, LoadPlan, LoadResult, cpu_time_s
-from crossfill.bench_router_report import LevelResult, RouterBench, has_keys, level_result, report, table
+from crossfill.bench_router_report import Level, LevelResult, RouterBench, level_result, report, table
 from crossfill.errors import BenchError
+from crossfill.keys_file import add_key
 from crossfill.ports import Ports
 
 _MODELS = ("small", "large")
@@ -42,7 +47,7 @@ _STOP_TIMEOUT_S = 60.0
 _IDLE_S = 3.0
 
 
-def bench_router(bench: RouterBench, *, output: Path | None, console: Console) -> list[LevelResult]:
+def bench_router(bench: RouterBench, *, output: Path | None, console: Console) -> list[Level]:
     """Measure each level, print a table, and write everything to `output` as JSON.
 
     Raises:
@@ -51,18 +56,18 @@ def bench_router(bench: RouterBench, *, output: Path | None, console: Console) -
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with ExitStack() as held:
         folder = Path(held.enter_context(TemporaryDirectory(prefix="crossfill-bench-")))
-        router, router_pid, workers = held.enter_context(_started(bench, folder))
+        sides, workers = held.enter_context(_started(bench, folder))
         progress = held.enter_context(Progress(*columns, console=console))
         task = progress.add_task("idle", total=None)
-        run = _Run(bench, router, router_pid, workers, lambda seconds: progress.advance(task, seconds))
-        progress.update(task, total=_IDLE_S + run.takes_s(1.0) + len(bench.levels) * run.takes_s(bench.seconds))
-        run.load(in_flight=5, seconds=1.0)  # first requests import and connect
-        idle = run.idle_cpu_per_s()
+        runs = [_Run(bench, *side, workers, lambda seconds: progress.advance(task, seconds)) for side in sides]
+        progress.update(task, total=sum(run.takes_in_all_s for run in runs))
+        for run in runs:
+            run.warm_up()
         results = []
-        for level in bench.levels:
-            progress.update(task, description=f"{level} in flight")
-            load = run.load(in_flight=level, seconds=bench.seconds)
-            results.append(level_result(level, load, idle, bench))
+        for in_flight in bench.levels:
+            progress.update(task, description=f"{in_flight} in flight")
+            router, floor = (run.measure(in_flight) for run in runs)
+            results.append(Level(router, floor))
     console.print(table(bench, results))
     if output:
         output.write_text(json.dumps(report(bench, results), indent=2) + "\n", encoding="utf-8")
@@ -83,6 +88,7 @@ class _Run:
         self._bench = bench
         self._router = router
         self._router_pid = router_pid
+        self._idle_cpu_per_s = 0.0
         self._workers = workers
         self._advance = advance
 
@@ -94,12 +100,23 @@ class _Run:
         """How long a load of `measured_s` takes in all."""
         return self._warm_up_s + measured_s + self._bench.stream_s
 
-    def idle_cpu_per_s(self) -> float:
-        """What the router uses without requests, in CPU seconds a second."""
+    @property
+    def takes_in_all_s(self) -> float:
+        """How long warming up and measuring takes."""
+        return _IDLE_S + self.takes_s(1.0) + len(self._bench.levels) * self.takes_s(self._bench.seconds)
+
+    def warm_up(self) -> None:
+        """Send first requests, which import and connect, and look what the router uses without any."""
+        self.load(in_flight=5, seconds=1.0)
         before_s = cpu_time_s(self._router_pid)
         time.sleep(_IDLE_S)
         self._advance(_IDLE_S)
-        return (cpu_time_s(self._router_pid) - before_s) / _IDLE_S
+        self._idle_cpu_per_s = (cpu_time_s(self._router_pid) - before_s) / _IDLE_S
+
+    def measure(self, in_flight: int) -> LevelResult:
+        """The figures of one level."""
+        load = self.load(in_flight=in_flight, seconds=self._bench.seconds)
+        return level_result(in_flight, load, self._idle_cpu_per_s, self._bench)
 
     def load(self, *, in_flight: int, seconds: float) -> LoadResult:
         """Run the load generator; raises BenchError if a single stream failed."""
@@ -148,8 +165,8 @@ class _Run:
 
 
 @contextmanager
-def _started(bench: RouterBench, folder: Path) -> Iterator[tuple[Address, int, tuple[Address, ...]]]:
-    """The router's address and pid, and the workers' addresses."""
+def _started(bench: RouterBench, folder: Path) -> Iterator[tuple[tuple[tuple[Address, int], ...], tuple[Address, ...]]]:
+    """Address and pid of the router and of the floor, and the workers' addresses."""
     with Ports(31900) as ports, ExitStack() as held:
         workers = []
         for model in _MODELS:
@@ -157,28 +174,22 @@ def _started(bench: RouterBench, folder: Path) -> Iterator[tuple[Address, int, t
             script.write_text(yaml.safe_dump(_script(bench, model)), encoding="utf-8")
             held.enter_context(_process(folder, model, "fake-worker", str(script), "--port", str(port)))
             workers.append(Address("127.0.0.1", port, model))
-        port, file = ports.take(), folder / "router.yaml"
-        auth, key = _auth(folder)
-        file.write_text(yaml.safe_dump(_router_config(bench, workers, port) | auth), encoding="utf-8")
-        process = held.enter_context(_process(folder, "router", "serve", str(file)))
-        _wait_until_ready(port, process, folder / "router.log")
-        yield Address("127.0.0.1", port, "auto", key), process.pid, tuple(workers)
-
-
-def _auth(folder: Path) -> tuple[dict[str, Any], str | None]:
-    """The section of a router that wants API keys, and a key for it; nothing if this version has no keys."""
-    if not has_keys():
-        return {}, None
-    file = folder / "keys"
-    made = subprocess.run(  # noqa: S603  # our own program
-        [sys.executable, "-m", "crossfill", "keys", "add", "bench", "--file", str(file)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if made.returncode:
-        raise BenchError(f"no API key could be made: {made.stderr.strip()[-300:]}")
-    return {"auth": {"keys_file": str(file)}}, made.stdout.strip()
+        port, file, keys = ports.take(), folder / "router.yaml", folder / "keys"
+        key, _ = add_key(keys, "bench", "", date.today())
+        file.write_text(yaml.safe_dump(_router_config(bench, workers, port, keys)), encoding="utf-8")
+        router = held.enter_context(_process(folder, "router", "serve", str(file)))
+        floor_port = ports.take()
+        urls = [f"{worker.model}=http://{worker.host}:{worker.port}" for worker in workers]
+        floor = held.enter_context(
+            _process(folder, "floor", str(floor_port), *urls, module="crossfill.bench_pass_through")
+        )
+        _wait_until_ready(port, router, folder / "router.log")
+        _wait_until_ready(floor_port, floor, folder / "floor.log")
+        sides = (
+            (Address("127.0.0.1", port, "auto", key), router.pid),
+            (Address("127.0.0.1", floor_port, "auto"), floor.pid),
+        )
+        yield sides, tuple(workers)
 
 
 def _script(bench: RouterBench, model: str) -> dict[str, Any]:
@@ -187,19 +198,19 @@ def _script(bench: RouterBench, model: str) -> dict[str, Any]:
     return {"model": model, "responses": [reply]}
 
 
-def _router_config(bench: RouterBench, workers: Sequence[Address], port: int) -> dict[str, Any]:
+def _router_config(bench: RouterBench, workers: Sequence[Address], port: int, keys: Path) -> dict[str, Any]:
     routing: dict[str, Any] = {"ladder": list(_MODELS)}
     if bench.scorer_file is not None:
         routing["scorer"] = {"kind": "learned", "path": str(bench.scorer_file.absolute())}
     models = [{"name": worker.model, "workers": [f"http://{worker.host}:{worker.port}"]} for worker in workers]
-    return {"listen": {"port": port}, "models": models, "routing": routing}
+    return {"listen": {"port": port}, "auth": {"keys_file": str(keys)}, "models": models, "routing": routing}
 
 
 @contextmanager
-def _process(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+def _process(folder: Path, name: str, *arguments: str, module: str = "crossfill") -> Iterator[subprocess.Popen[bytes]]:
     with (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(  # noqa: S603  # our own program
-            [sys.executable, "-m", "crossfill", *arguments], stdout=log, stderr=subprocess.STDOUT
+            [sys.executable, "-m", module, *arguments], stdout=log, stderr=subprocess.STDOUT
         )
     try:
         yield process

@@ -13,7 +13,6 @@ from rich.table import Table
 
 from crossfill.bench_load import LoadResult
 from crossfill.machine import describe_machine
-from router.config import RouterSections
 
 MEDIAN_TARGET_S, P99_TARGET_S, P99_TARGET_LEVEL, CPU_TARGET_S = 0.003, 0.015, 50, 0.003
 
@@ -76,6 +75,19 @@ class LevelResult:
     routed_models: dict[str, int]
 
 
+@dataclass(frozen=True)
+class Level:
+    """One level of load, through the router and through the floor."""
+
+    router: LevelResult
+    floor: LevelResult
+
+    @property
+    def cpu_ratio(self) -> float:
+        """CPU time of a request, router over floor."""
+        return self.router.router_cpu_s / self.floor.router_cpu_s
+
+
 def level_result(level: int, load: LoadResult, idle_cpu_per_s: float, bench: RouterBench) -> LevelResult:
     """The figures of one level of `bench`; the router used `idle_cpu_per_s` without load."""
     direct, routed = load.ttft_s["direct"], load.ttft_s["routed"]
@@ -120,12 +132,11 @@ def _added(
     )
 
 
-def report(bench: RouterBench, results: Sequence[LevelResult]) -> dict[str, Any]:
+def report(bench: RouterBench, results: Sequence[Level]) -> dict[str, Any]:
     """Everything as JSON data, with what is needed to repeat it."""
     return {
         "machine": describe_machine(),
         "command": sys.argv,
-        "keys": has_keys(),
         "bench": {**asdict(bench), "scorer_file": str(bench.scorer_file) if bench.scorer_file else None},
         "targets": {
             "added_median_s": MEDIAN_TARGET_S,
@@ -133,39 +144,42 @@ def report(bench: RouterBench, results: Sequence[LevelResult]) -> dict[str, Any]
             "router_cpu_s": CPU_TARGET_S,
             "p99_at_in_flight": P99_TARGET_LEVEL,
         },
-        "levels": [asdict(result) for result in results],
+        "levels": [{**asdict(level), "cpu_ratio": level.cpu_ratio} for level in results],
     }
 
 
-def has_keys() -> bool:
-    """Whether routers of this version know API keys, and the measured one therefore checks one for each request."""
-    return "auth" in RouterSections.model_fields
-
-
-def table(bench: RouterBench, results: Sequence[LevelResult]) -> Table:
+def table(bench: RouterBench, results: Sequence[Level]) -> Table:
     """The figures for people, with the targets below."""
     shown = Table(
         title=f"Router, streams of {bench.chunks} chunks at {1 / bench.inter_token_s:.0f} a second; "
         "added is routed less direct, with its 95 % interval; "
-        f"keys {'on' if has_keys() else 'absent'}, scorer {'learned' if bench.scorer_file else 'heuristic'}",
+        f"keys on, scorer {'learned' if bench.scorer_file else 'heuristic'}",
         caption=f"Targets at {P99_TARGET_LEVEL} in flight: added median ≤ {MEDIAN_TARGET_S * 1e3:.0f} ms, "
-        f"p99 ≤ {P99_TARGET_S * 1e3:.0f} ms, CPU ≤ {CPU_TARGET_S * 1e3:.0f} ms a request. All times in ms.",
+        f"p99 ≤ {P99_TARGET_S * 1e3:.0f} ms, CPU ≤ {CPU_TARGET_S * 1e3:.0f} ms a request. All times in ms. "
+        "The floor is a bare pass-through on the same libraries.",
     )
     for name in ("in flight", "requests", "TTFT direct", "routed", "added", "p99 direct", "routed", "added", "CPU"):
         shown.add_column(name, justify="right")
-    for result in results:
+    for level in results:
         shown.add_row(
-            f"{result.in_flight} ({result.in_flight_mean:.1f})",
-            f"{result.requests_direct} + {result.requests_routed}",
-            _ms(result.direct_median_s),
-            _ms(result.routed_median_s),
-            _interval(result.added_median),
-            _ms(result.direct_p99_s),
-            _ms(result.routed_p99_s),
-            _interval(result.added_p99),
-            _ms(result.router_cpu_s),
+            f"{level.router.in_flight} ({level.router.in_flight_mean:.1f})",
+            *_cells(level.router),
+            f"{_ms(level.router.router_cpu_s)} ({level.cpu_ratio:.2f} × floor)",
         )
+        shown.add_row("floor", *_cells(level.floor), _ms(level.floor.router_cpu_s), style="dim", end_section=True)
     return shown
+
+
+def _cells(result: LevelResult) -> tuple[str, ...]:
+    return (
+        f"{result.requests_direct} + {result.requests_routed}",
+        _ms(result.direct_median_s),
+        _ms(result.routed_median_s),
+        _interval(result.added_median),
+        _ms(result.direct_p99_s),
+        _ms(result.routed_p99_s),
+        _interval(result.added_p99),
+    )
 
 
 def _ms(seconds: float | None) -> str:

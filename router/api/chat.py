@@ -57,7 +57,7 @@ class Door:
         record, option_headers = record_of(scope), request.headers.getlist("crossfill")
 
         def understand(body: bytes) -> tuple[GenerationRequest, Decide]:
-            record.received_s = services.clock()
+            record.received_s, record.body_bytes = services.clock(), len(body)
             asked = parse(parse_json_object(body, self._limits), self._limits, option_headers)
             require_available(asked.options, can_reuse=services.pool.can_reuse)
             record.namespace = extra_key(tenant, asked.cache_salt, asked.options.reuse)

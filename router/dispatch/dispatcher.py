@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from router.dispatch.answers import StreamAnswer, WholeAnswer
@@ -27,6 +29,7 @@ from router.errors import (
     UpstreamTimeoutError,
     WorkerFailedError,
 )
+from router.request.body import OFF_LOOP_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -156,12 +159,14 @@ class Dispatcher:
             "accept-encoding": "identity",
             "x-request-id": record.request_id,
         }
-        body = request.worker_body(
+        write = partial(
+            request.worker_body,
             model=worker.model,
             rid=f"cf-{self._new_id()}",
             extra_key=record.namespace,
             system_role=worker.system_role,
         )
+        body = await asyncio.to_thread(write) if record.body_bytes > OFF_LOOP_BYTES else write()
         return await self._transport.post(worker.url + request.path, headers, body)
 
     async def _receive(

@@ -51,12 +51,11 @@ _NOT_PASSED = frozenset(
         "server",
         "set-cookie",
         "x-request-id",
-        "x-crossfill-model",
-        "x-crossfill-reason",
-        "x-crossfill-decision",
-        "x-crossfill-worker",
     }
 )
+# The router says these itself; of its own, a worker tells only what it reused.
+_OURS = "x-crossfill-"
+_OURS_FROM_WORKERS = frozenset({"x-crossfill-reuse"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,10 @@ def passed_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, byte
     return [
         (name.encode(), value.encode("latin-1", "replace"))
         for name, value in pairs
-        if name not in dropped and name.isascii() and not _CONTROL.search(value)
+        if name not in dropped
+        and (not name.startswith(_OURS) or name in _OURS_FROM_WORKERS)
+        and name.isascii()
+        and not _CONTROL.search(value)
     ]
 
 

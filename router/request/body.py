@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 Understood = TypeVar("Understood")
 
-# Larger bodies are read in a thread, so that other requests go on meanwhile.
-_OFF_LOOP_BYTES = 64 * 2**10
+OFF_LOOP_BYTES = 64 * 2**10
+"""Larger bodies are read, and written for a worker, in a thread, so that other requests go on meanwhile."""
 
 # Threads take turns with the event loop for the interpreter; more of them would leave it too small a share.
 _MOST_AT_ONCE = 2
@@ -45,7 +45,7 @@ class BodyReader:
                 body = await _read_bytes(request, self._limits.body_bytes)
         except TimeoutError as error:
             raise UploadTimeoutError(self._limits.upload_s) from error
-        if len(body) <= _OFF_LOOP_BYTES:
+        if len(body) <= OFF_LOOP_BYTES:
             return understand(body)
         async with self._turns:
             return await asyncio.to_thread(understand, body)

@@ -64,6 +64,7 @@ class RequestRecord:
 
     request_id: str
     arrived_s: float
+    body_bytes: int = 0
     tenant: str | None = None
     namespace: str | None = None
     decision: Decision | None = None

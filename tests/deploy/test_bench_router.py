@@ -20,21 +20,26 @@ def quiet():
 def test_both_sides_are_measured_and_written_down(tmp_path):
     output = tmp_path / "result.json"
     levels = bench_router(RouterBench(levels=(3, 6), seconds=1.5), output=output, console=quiet())
-    assert [level.in_flight for level in levels] == [3, 6]
-    for level in levels:
-        assert level.requests_direct > 0
-        assert level.requests_routed > 0
-        assert sum(level.routed_models.values()) >= level.requests_routed
+    assert [level.router.in_flight for level in levels] == [3, 6]
+    assert all(level.cpu_ratio > 0 for level in levels)
+    for side in [side for level in levels for side in (level.router, level.floor)]:
+        assert side.requests_direct > 0
+        assert side.requests_routed > 0
+        assert sum(side.routed_models.values()) >= side.requests_routed
         # Of a stream that takes 0.97 s at the least, the first chunk comes after 20 ms.
-        assert 0.02 <= level.direct_median_s < 0.97
-        assert 0.02 <= level.routed_median_s < 0.97
-        assert level.added_median.value_s == pytest.approx(level.routed_median_s - level.direct_median_s)
-        assert level.added_median.low_s <= level.added_median.high_s
-        assert level.router_cpu_s > 0
-        assert min(level.reads_direct, level.reads_routed) > 15, "chunks came together"
-        assert level.added_p99 is None, "too few requests for one"
+        assert 0.02 <= side.direct_median_s < 0.97
+        assert 0.02 <= side.routed_median_s < 0.97
+        assert side.added_median.value_s == pytest.approx(side.routed_median_s - side.direct_median_s)
+        assert side.added_median.low_s <= side.added_median.high_s
+        assert side.router_cpu_s > 0
+        assert min(side.reads_direct, side.reads_routed) > 15, "chunks came together"
+        assert side.added_p99 is None, "too few requests for one"
     report = json.loads(output.read_text())
-    assert [level["requests_routed"] for level in report["levels"]] == [level.requests_routed for level in levels]
+    written = [level["router"]["requests_routed"] for level in report["levels"]]
+    assert written == [level.router.requests_routed for level in levels]
+    # The floor knows no keys and no policy: its models take turns.
+    floor = report["levels"][1]["floor"]["routed_models"]
+    assert abs(floor["small"] - floor["large"]) <= 1
     assert report["machine"]["cores"] >= 1
 
 
