@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from contextlib import asynccontextmanager
@@ -11,8 +10,9 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, ProcessCollector
 
-from router.api.chat import chat_routes
+from router.api.edge import Edge
 from router.api.error_handlers import add_error_handlers
+from router.api.generation import generation_routes
 from router.api.models import model_routes
 from router.api.openapi import openapi_routes
 from router.api.status import status_routes
@@ -21,8 +21,9 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.health import HealthMonitor
 from router.dispatch.transport import AiohttpTransport
 from router.dispatch.workers import WorkerPool
-from router.server.edge import Edge
-from router.services import Lifecycle, Services
+from router.lifecycle import Lifecycle
+from router.offload import Offload
+from router.services import Services
 from router.sessions.memory import Sessions
 from router.stream.relay import Relay
 from router.telemetry.metrics import RouterMetrics
@@ -59,17 +60,18 @@ def create_app(
     """
     transport = transport or AiohttpTransport(config.upstream.connect_s)
     lifecycle = lifecycle or Lifecycle()
+    offload = Offload()
     pool = WorkerPool(config.models, config.affinity)
     metrics = RouterMetrics(registry or _process_registry())
     metrics.watch_workers(pool.workers)
     sessions = Sessions(config, pool, metrics.sessions)
     dispatcher = Dispatcher(
+        config,
         pool=pool,
         sessions=sessions,
         transport=transport,
-        limits=config.upstream,
-        retry_after_s=max(1, math.ceil(config.health.interval_s)),
         metrics=metrics,
+        offload=offload,
         clock=clock,
         new_id=new_id,
     )
@@ -84,6 +86,7 @@ def create_app(
         sessions=sessions,
         metrics=metrics,
         lifecycle=lifecycle,
+        offload=offload,
         clock=clock,
         started_s=int(wall_clock()),
     )
@@ -103,7 +106,7 @@ def _assemble(services: Services, transport: Transport, monitor: HealthMonitor, 
     # because a client that follows one may lose its method and body.
     app = FastAPI(title="Crossfill", lifespan=lifespan, openapi_url=None, redirect_slashes=False)
     app.state.services = services
-    app.router.routes.extend(chat_routes(services))
+    app.router.routes.extend(generation_routes(services))
     app.include_router(model_routes(services))
     app.include_router(status_routes(services))
     app.include_router(openapi_routes(services))

@@ -3,25 +3,26 @@
 ::
 
     RouterError
-    ├── ConfigError                 the operator: fix the configuration, the process does not start
-    ├── ClientError                 the client: its request cannot be served as it is (4xx)
-    │   ├── InvalidRequestError     400  malformed or wrongly typed body
-    │   ├── BodyTooLargeError       413  more bytes than `limits.body_bytes`
-    │   ├── UploadTimeoutError      408  the body took longer than `limits.upload_s`
-    │   ├── HeadTooLargeError       431  more bytes of request line and headers than the router reads
-    │   ├── InvalidApiKeyError      401  no key, not the form of one, or not one of ours
-    │   ├── ReuseUnavailableError   422  reuse is required and no worker can reuse
-    │   └── ModelNotFoundError      404  no such model here
-    ├── ClientGoneError             nobody: the client left, there is no one to answer
-    ├── TransportError              the dispatcher: try another worker, or turn it into an UpstreamError
-    │   ├── ConnectFailedError      no connection, nothing was sent
-    │   └── ConnectionLostError     the connection broke later
-    ├── WorkerRefusalError          the client, in the worker's words: a 4xx of the worker, relayed
-    ├── ShuttingDownError           503  nobody: the process ends, the client may try again
-    └── UpstreamError               the workers' operator
-        ├── NoHealthyWorkerError    503  with Retry-After
-        ├── WorkerFailedError       502  the worker answered 5xx or nonsense, or broke the connection
-        └── UpstreamTimeoutError    504  names the phase and its limit
+    ├── ConfigError                     the operator: fix the configuration, the process does not start
+    ├── ClientGoneError                 nobody: the client left, there is no one to answer
+    ├── TransportError                  the dispatcher: try another worker, or turn it into an UpstreamError
+    │   ├── ConnectFailedError          no connection, nothing was sent
+    │   └── ConnectionLostError         the connection broke later
+    └── AnsweredError                   500  becomes an HTTP answer; one of no other kind is a fault of the router
+        ├── ClientError                 the client: its request cannot be served as it is (4xx)
+        │   ├── InvalidRequestError     400  malformed or wrongly typed body
+        │   ├── InvalidApiKeyError      401  no key, not the form of one, or not one of ours
+        │   ├── ModelNotFoundError      404  no such model here
+        │   ├── UploadTimeoutError      408  the body took longer than `limits.upload_s`
+        │   ├── BodyTooLargeError       413  more bytes than `limits.body_bytes`
+        │   ├── ReuseUnavailableError   422  reuse is required and no worker can reuse
+        │   └── HeadTooLargeError       431  more bytes of request line and headers than the router reads
+        ├── WorkerRefusalError          the client, in the worker's words: a 4xx of the worker, relayed
+        ├── ShuttingDownError           503  nobody: the process ends, the client may try again
+        └── UpstreamError               the workers' operator
+            ├── NoHealthyWorkerError    503  with Retry-After
+            ├── WorkerFailedError       502  the worker answered 5xx or nonsense, or broke the connection
+            └── UpstreamTimeoutError    504  names the phase and its limit
 
 Each one that reaches a client carries what the OpenAI error object needs: message, type, param, code.
 """

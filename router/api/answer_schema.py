@@ -103,7 +103,7 @@ class RoutingDecision(Answer):
     requested: str
     reason: Reason
     request_id: str
-    tau: float
+    tau: float | list[float]
     sigma: float
     ladder: list[str] | None = None
     unavailable: list[str] | None = None
@@ -113,6 +113,11 @@ class RoutingDecision(Answer):
     fallback: str | None = None
     difficulty: float | None = None
     features: dict[str, float] | None = None
+    pinned: str | None = None
+    cost: dict[str, float] | None = None
+    cost_weight: float | None = None
+    expected_ttft_s: dict[str, float] | None = None
+    ttft_weight: float | None = None
 
 
 class ModelCard(Answer):

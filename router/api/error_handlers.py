@@ -1,7 +1,6 @@
 """Every error that reaches a client leaves as the OpenAI error object."""
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from router.api.json_response import JsonResponse
@@ -16,7 +15,6 @@ def add_error_handlers(app: FastAPI) -> None:
     """Register the handlers on `app`."""
     app.add_exception_handler(AnsweredError, _answered)
     app.add_exception_handler(HTTPException, _http)
-    app.add_exception_handler(RequestValidationError, _invalid)
 
 
 async def _answered(request: Request, error: Exception) -> Response:
@@ -32,10 +30,6 @@ async def _http(request: Request, error: Exception) -> Response:
     )
     told.status = error.status_code
     return _respond(request, told)
-
-
-async def _invalid(request: Request, error: Exception) -> Response:
-    return _respond(request, ClientError(f"The request is not valid: {error}"))
 
 
 def _respond(request: Request, error: AnsweredError) -> Response:

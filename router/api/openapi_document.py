@@ -58,7 +58,8 @@ _HEADERS = {
     "x-crossfill-reason": "Why.",
     "x-crossfill-decision": "The decision as JSON; see RoutingDecision.",
     "x-crossfill-worker": "The worker that answers.",
-    "x-crossfill-prefix": "Why that worker, and how much of the prompt it holds.",
+    "x-crossfill-reuse": "What the worker made of state that others left, in its own words.",
+    "x-crossfill-placement": "Why that worker, and how much of the prompt it holds.",
 }
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import math
 from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
@@ -29,19 +29,19 @@ from router.errors import (
     UpstreamTimeoutError,
     WorkerFailedError,
 )
-from router.request.body import OFF_LOOP_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from router.config import UpstreamConfig
+    from router.config import RouterConfig
     from router.decision.decider import Decide
     from router.decision.policy import Decision
+    from router.dispatch.affinity import Placement
     from router.dispatch.answers import Answer
     from router.dispatch.transport import Transport, UpstreamResponse
     from router.dispatch.workers import Worker, WorkerPool
+    from router.offload import Offload
     from router.request.generation import GenerationRequest
-    from router.sessions.affinity import Placement
     from router.sessions.memory import Sessions
     from router.telemetry.metrics import RouterMetrics
     from router.telemetry.record import RequestRecord
@@ -67,22 +67,23 @@ class Dispatcher:
 
     def __init__(
         self,
+        config: RouterConfig,
         *,
         pool: WorkerPool,
         sessions: Sessions,
         transport: Transport,
-        limits: UpstreamConfig,
-        retry_after_s: int,
         metrics: RouterMetrics,
+        offload: Offload,
         clock: Callable[[], float],
         new_id: Callable[[], str],
     ) -> None:
         self._pool = pool
         self._sessions = sessions
         self._transport = transport
-        self._limits = limits
-        self._retry_after_s = retry_after_s
+        self._limits = config.upstream
+        self._retry_after_s = max(1, math.ceil(config.health.interval_s))
         self._metrics = metrics
+        self._offload = offload
         self._clock = clock
         self._new_id = new_id
 
@@ -166,7 +167,7 @@ class Dispatcher:
             extra_key=record.namespace,
             system_role=worker.system_role,
         )
-        body = await asyncio.to_thread(write) if record.body_bytes > OFF_LOOP_BYTES else write()
+        body = await self._offload.run(write, record.body_bytes)
         return await self._transport.post(worker.url + request.path, headers, body)
 
     async def _receive(

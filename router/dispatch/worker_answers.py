@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -58,6 +59,14 @@ _OURS = "x-crossfill-"
 _OURS_FROM_WORKERS = frozenset({"x-crossfill-reuse"})
 
 
+class TokenKind(StrEnum):
+    """What became of a token: computed as part of a prompt, found in a cache, or written."""
+
+    PREFILLED = "prefilled"
+    CACHED = "cached"
+    COMPLETION = "completion"
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """Tokens of one answer, all choices together; `cached` ones of the prompt were not prefilled."""
@@ -65,6 +74,15 @@ class Usage:
     prompt: int
     cached: int
     completion: int
+
+    def of(self, kind: TokenKind) -> int:
+        """The tokens of one kind; the kinds add up to all tokens."""
+        match kind:
+            case TokenKind.PREFILLED:
+                return max(0, self.prompt - self.cached)
+            case TokenKind.CACHED:
+                return self.cached
+        return self.completion
 
 
 def passed_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from router.config import AffinityConfig
-from router.sessions.affinity import place
+from router.dispatch.affinity import place
 from router.sessions.prefix_mirror import ENTRY_BYTES, PrefixMatch, PrefixMirror
 from router.sessions.prompt import Prompt
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
     from router.config import ModelConfig, SystemRole
-    from router.sessions.affinity import Placement
+    from router.dispatch.affinity import Placement
 
 _log = logging.getLogger("crossfill.workers")
 

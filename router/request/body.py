@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import orjson
@@ -17,22 +18,17 @@ if TYPE_CHECKING:
 
     from router.config import LimitsConfig
     from router.errors import JsonObject
+    from router.offload import Offload
 
 Understood = TypeVar("Understood")
-
-OFF_LOOP_BYTES = 64 * 2**10
-"""Larger bodies are read, and written for a worker, in a thread, so that other requests go on meanwhile."""
-
-# Threads take turns with the event loop for the interpreter; more of them would leave it too small a share.
-_MOST_AT_ONCE = 2
 
 
 class BodyReader:
     """Reads bodies and has them understood, in a thread if they are large."""
 
-    def __init__(self, limits: LimitsConfig) -> None:
+    def __init__(self, limits: LimitsConfig, offload: Offload) -> None:
         self._limits = limits
-        self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
+        self._offload = offload
 
     async def read(self, request: Request, understand: Callable[[bytes], Understood]) -> Understood:
         """What `understand` makes of the body of `request`; it must be safe to call in a thread.
@@ -45,10 +41,7 @@ class BodyReader:
                 body = await _read_bytes(request, self._limits.body_bytes)
         except TimeoutError as error:
             raise UploadTimeoutError(self._limits.upload_s) from error
-        if len(body) <= OFF_LOOP_BYTES:
-            return understand(body)
-        async with self._turns:
-            return await asyncio.to_thread(understand, body)
+        return await self._offload.run(partial(understand, body), len(body))
 
 
 async def _read_bytes(request: Request, limit_bytes: int) -> bytes:

@@ -18,8 +18,8 @@ from pydantic import BaseModel
 from router.app import create_app
 from router.config import RouterConfig
 from router.errors import ConfigError
+from router.lifecycle import Lifecycle
 from router.server.serve import RouterServer, configure_logging, server_config
-from router.services import Lifecycle
 from router.telemetry.shared_metrics import SharedRegistry
 
 READY, ERROR = b"ready", b"error "

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import uvicorn
 
 from router.app import create_app
+from router.lifecycle import Lifecycle
 from router.server.protocol import protocol_with
-from router.services import Lifecycle
 from router.telemetry.access_log import access_logger
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from starlette.types import Receive
 
-    from router.services import Lifecycle
+    from router.lifecycle import Lifecycle
 
 
 @asynccontextmanager

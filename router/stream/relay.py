@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from router.config import StreamsConfig
     from router.dispatch.answers import Answer, StreamAnswer
-    from router.services import Lifecycle
+    from router.lifecycle import Lifecycle
     from router.sessions.memory import Sessions
     from router.telemetry.metrics import RouterMetrics
     from router.telemetry.record import RequestRecord
@@ -76,7 +76,7 @@ class Relay:
 
         `has_begun` says that the head of the answer has gone out already, by a heartbeat.
         """
-        record.reuse = reuse_of(answer.headers)
+        record.has_answer_begun, record.reuse = True, reuse_of(answer.headers)
         if isinstance(answer, WholeAnswer):
             record.usage = answer.usage
             await _send_whole(answer, send)

@@ -1,7 +1,7 @@
 """Two faults of workers that break clients' stream helpers, mended where the right value is certain.
 
 - A tool-call delta without `index`: the OpenAI SDKs cannot put it together.
-- With several choices, a choice that finishes twice or, at the end of the stream, not at all.
+- A choice that finishes twice, or that at the end of the stream is the only one left open.
 
 Everything else of a worker's events is left as it is.
 """
@@ -56,7 +56,9 @@ class StreamRepair:
         for choice in choices:
             if not isinstance(choice, dict) or not isinstance(index := choice.get("index"), int):
                 continue
-            state = self._choices.setdefault(index, _Choice())
+            state = self._choices.get(index)
+            if state is None:
+                state = self._choices[index] = _Choice()
             delta = choice.get("delta")
             if isinstance(delta, dict):
                 if isinstance(calls := delta.get("tool_calls"), list):

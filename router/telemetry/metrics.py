@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from router.dispatch.worker_answers import TokenKind
 from router.dispatch.workers import WorkerState
 from router.errors import AuthFailure
-from router.telemetry.record import Outcome
+from router.telemetry.record import Outcome, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from prometheus_client import CollectorRegistry
 
+    from router.dispatch.affinity import Placement
     from router.dispatch.workers import Worker
-    from router.sessions.affinity import Placement
     from router.sessions.pins import PinEvent
     from router.stream.stream_repair import Repair
     from router.telemetry.record import RequestRecord
@@ -122,7 +123,7 @@ class RouterMetrics:
         )
         self._tokens = counter(
             "crossfill_tokens",
-            "Tokens by the workers' count: prompt, those of it that were cached, completion.",
+            "Tokens by the workers' count: prompt tokens that were prefilled, that were cached, and completion tokens.",
             ["model", "kind"],
         )
         self._retries = counter(
@@ -205,12 +206,13 @@ class RouterMetrics:
         self._duration.labels(model).observe(duration_s)
         self._requests.labels(model, (record.outcome or Outcome.INTERNAL_ERROR).value).inc()
         if record.usage is not None:
-            for kind in ("prompt", "cached", "completion"):
-                self._tokens.labels(model, kind).inc(getattr(record.usage, kind))
+            for kind in TokenKind:
+                self._tokens.labels(model, kind.value).inc(record.usage.of(kind))
         if (error_class := _ERROR_CLASSES.get(record.outcome)) is not None:
             self._errors.labels(model, error_class).inc()
         if record.outcome is Outcome.CLIENT_GONE:
-            self._disconnects.labels("waiting" if record.status is None else "streaming").inc()
+            phase = Phase.STREAMING if record.has_answer_begun else Phase.WAITING
+            self._disconnects.labels(phase.value).inc()
         if record.placement is not None:
             self.sessions.observe_placement(record.placement)
         if record.decision is not None:
@@ -225,9 +227,7 @@ class SessionMetrics:
     """The series about what is remembered between requests."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._placements = Counter(
-            "crossfill_affinity_decisions", "Chosen workers, by reason.", ["reason"], registry=registry
-        )
+        self._placements = Counter("crossfill_placements", "Chosen workers, by reason.", ["reason"], registry=registry)
         self._matched_blocks = Counter(
             "crossfill_affinity_matched_blocks",
             "Prompt blocks that lay on the worker which got them.",

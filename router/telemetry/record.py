@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from typing import Any
 
     from router.decision.policy import Decision
+    from router.dispatch.affinity import Placement
     from router.dispatch.worker_answers import Usage
     from router.errors import AnsweredError
-    from router.sessions.affinity import Placement
 
 _SCOPE_KEY = "crossfill.record"
 
@@ -35,6 +35,13 @@ class ReuseOutcome(StrEnum):
     MAP = "map"
     CORRECTED = "corrected"
     FALLBACK = "fallback"
+
+
+class Phase(StrEnum):
+    """Where a client was when it left: before the first bytes of a worker's answer, or behind them."""
+
+    WAITING = "waiting"
+    STREAMING = "streaming"
 
 
 class Outcome(StrEnum):
@@ -83,6 +90,7 @@ class RequestRecord:
     ttft_s: float | None = None
     usage: Usage | None = None
     reuse: ReuseOutcome = ReuseOutcome.NONE
+    has_answer_begun: bool = False
     is_generation: bool = False
 
     @property
@@ -102,7 +110,7 @@ class RequestRecord:
         if self.worker is not None:
             headers["x-crossfill-worker"] = self.worker
         if self.placement is not None:
-            headers["x-crossfill-prefix"] = self.placement.to_header()
+            headers["x-crossfill-placement"] = self.placement.to_header()
         return [(name.encode(), value.encode("ascii")) for name, value in headers.items()]
 
 

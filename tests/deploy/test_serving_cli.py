@@ -13,8 +13,8 @@ import yaml
 from crossfill.keys_file import add_key
 from engines.fake_worker import FakeWorker
 from router.config import RouterConfig, load_yaml
+from router.lifecycle import Lifecycle
 from router.server.serve import RouterServer, server_config
-from router.services import Lifecycle
 
 
 def crossfill(*arguments, **environment):

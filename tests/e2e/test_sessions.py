@@ -33,7 +33,7 @@ def hold_conversation(url, model):
         response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
         assert response.status_code == 200, response.text
         details = response.json()["usage"]["prompt_tokens_details"] or {}
-        matched = re.search(r"blocks=(\d+), of=(\d+)", response.headers["x-crossfill-prefix"])
+        matched = re.search(r"blocks=(\d+), of=(\d+)", response.headers["x-crossfill-placement"])
         turns.append((details.get("cached_tokens", 0), int(matched[1]), read_prompt({"messages": messages}, b"")))
         messages.append({"role": "assistant", "content": ANSWER})
     return turns

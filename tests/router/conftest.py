@@ -16,8 +16,8 @@ from prometheus_client import CollectorRegistry
 from engines.fake_worker import FakeWorker, Reply, Script
 from router.app import create_app
 from router.config import RouterConfig
+from router.lifecycle import Lifecycle
 from router.server.serve import RouterServer, server_config
-from router.services import Lifecycle
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator

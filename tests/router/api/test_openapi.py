@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -19,8 +20,9 @@ from schemathesis.specs.openapi.checks import (
 )
 from starlette.routing import Route
 
-from router.api.answer_schema import ChatCompletionChunk, Completion
+from router.api.answer_schema import ChatCompletionChunk, Completion, RoutingDecision
 from router.api.openapi_document import openapi_document
+from router.decision.policy import Decision
 
 if TYPE_CHECKING:
     from schemathesis import APIOperation, Case
@@ -123,3 +125,30 @@ async def test_the_document_and_the_door_agree(duo: Any, field: str, value: Any,
     schema = {"$ref": "#/components/schemas/ChatBody", "components": DOCUMENT["components"]}
     assert Draft202012Validator(schema).is_valid(body) is is_valid
     assert ((await duo.client.post("/v1/chat/completions", json=body)).status_code == 200) is is_valid
+
+
+async def test_decisions_of_every_kind_are_as_documented(fake: Any, start_router: Any) -> None:
+    names = ["small", "middle", "large"]
+    price = {"cost": {"input": 1, "output": 2}, "prefill_tokens_per_s": 100}
+    router = await start_router(
+        {name: [await fake()] for name in names},
+        of_model=dict.fromkeys(names, price),
+        routing={"ladder": names, "tau": [0.1, 0.2], "sigma": 0.1, "cost_weight": 1, "ttft_weight": 1},
+        sessions={"sticky": True},
+    )
+    document = (await router.client.get("/openapi.json")).json()
+    schema = {"$ref": "#/components/schemas/RoutingDecision", "components": document["components"]}
+    asked = {"model": "auto", "messages": [{"role": "user", "content": "hi"}], "crossfill": {"session": "s"}}
+    assert (await router.client.post("/v1/chat/completions", json=asked)).status_code == 200
+    decisions = [
+        (await router.client.post("/v1/route", json={**asked, "model": model})).json() for model in ("auto", "small")
+    ]
+    assert [decision["reason"] for decision in decisions] == ["sticky", "explicit"]
+    for decision in decisions:
+        Draft202012Validator(schema).validate(decision)
+    told = {field for decision in decisions for field in decision}
+    assert told == set(RoutingDecision.model_fields) - {"unavailable", "fallback"}
+
+
+def test_the_documented_decision_has_every_field_of_one() -> None:
+    assert set(RoutingDecision.model_fields) == {field.name for field in fields(Decision)}

@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry
 
 from router.config import RouterConfig
 from router.decision.policy import decide_explicit
+from router.dispatch.affinity import Placement, PlacementReason
 from router.dispatch.workers import WorkerPool
-from router.sessions.affinity import Placement, PlacementReason
 from router.sessions.memory import Sessions
 from router.sessions.prefix_mirror import ENTRY_BYTES, PrefixMatch, PrefixMirror
 from router.sessions.prompt import Prompt, read_prompt

@@ -41,6 +41,8 @@ async def test_headers_and_comments_come_while_the_worker_prefills(fake: Any, st
     await router.until(lambda: worker.requests[0].disconnected)
     await router.until(lambda: router.metric("crossfill_requests_total", model="small", outcome="client_gone") == 1)
     assert router.metric("crossfill_heartbeats_total") >= 3
+    # Early headers are no answer: the client was still waiting.
+    assert router.metric("crossfill_client_disconnects_total", phase="waiting") == 1
 
 
 async def test_the_answer_follows_whole_and_ttft_is_not_fooled(fake: Any, start_router: Any, access_lines: Any) -> None:

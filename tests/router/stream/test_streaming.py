@@ -10,7 +10,7 @@ import pytest
 
 from engines.fake_worker import Reply
 from router.errors import ClientGoneError
-from router.services import Lifecycle
+from router.lifecycle import Lifecycle
 from router.stream.client import while_client_listens
 
 TEXT = "日本語 and emoji 😀👩‍👩‍👧 ünïcode"

@@ -100,7 +100,7 @@ async def test_tokens_are_counted_whether_or_not_the_client_asks_for_usage(
 ) -> None:
     router = await start_router({"small": [await fake(Reply(text="a b c"))]})
     response = await router.chat("one two three four", **fields)
-    assert router.metric("crossfill_tokens_total", model="small", kind="prompt") == 4
+    assert router.metric("crossfill_tokens_total", model="small", kind="prefilled") == 4
     assert router.metric("crossfill_tokens_total", model="small", kind="completion") == 3
     assert (b'"usage": {' in response.content or b'"usage":{' in response.content) is (
         not fields.get("stream") or "stream_options" in fields
@@ -191,3 +191,22 @@ async def test_a_scrape_does_not_hold_the_event_loop(duo: Any) -> None:
     assert (await duo.client.get("/metrics")).status_code == 200
     [collecting] = threads
     assert collecting is not threading.current_thread()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "route", "status"),
+    [
+        ("POST", "/v1/chat/completions", "/v1/chat/completions", 400),
+        ("POST", "/v1/completions", "/v1/completions", 400),
+        ("POST", "/v1/route", "/v1/route", 400),
+        ("GET", "/v1/completions", "/v1/completions", 405),
+        ("GET", "/v1/models/small", "/v1/models/{name:path}", 200),
+        ("GET", "/live", "/live", 200),
+        ("GET", "/openapi.json", "/openapi.json", 200),
+        ("GET", "/nothing", "other", 404),
+    ],
+)
+async def test_requests_are_counted_by_route(duo: Any, method: str, path: str, route: str, status: int) -> None:
+    response = await duo.client.request(method, path, json={} if method == "POST" else None)
+    assert response.status_code == status
+    assert duo.metric("crossfill_http_requests_total", route=route, status=str(status)) == 1

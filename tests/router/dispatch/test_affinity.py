@@ -9,8 +9,8 @@ import pytest
 
 from engines.fake_worker import Reply
 from router.config import AffinityConfig, ModelConfig
+from router.dispatch.affinity import PlacementReason, place
 from router.dispatch.workers import Worker, WorkerPool, in_flight
-from router.sessions.affinity import PlacementReason, place
 from router.sessions.prompt import Prompt, read_prompt
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def loaded() -> Iterator[Any]:
 
 
 def placements(router: Any, reason: str) -> float:
-    count: float = router.metric("crossfill_affinity_decisions_total", reason=reason)
+    count: float = router.metric("crossfill_placements_total", reason=reason)
     return count
 
 
@@ -139,7 +139,7 @@ async def test_new_prompt_goes_to_the_idle_worker_however_much_that_one_holds(
     new = Conversation(router, "new", system=words("new", 300))
     response = await new.turn()
     assert new.workers == ["small/1"]
-    assert response.headers["x-crossfill-prefix"].startswith("reason=no_match, blocks=0, of=")
+    assert response.headers["x-crossfill-placement"].startswith("reason=no_match, blocks=0, of=")
     # The control: with the load on the other side, the empty one is right.
     loaded(bigger, 100)
     other = Conversation(router, "other", system=words("other", 300))
@@ -175,27 +175,27 @@ async def test_record_header_and_log_tell_the_match(fake: Any, start_router: Any
     response = await talk.turn()
     blocks, of = len(talk.prompts[0].blocks), len(talk.prompts[1].blocks)
     assert 0 < blocks < of
-    assert response.headers["x-crossfill-prefix"] == f"reason=prefix, blocks={blocks}, of={of}"
-    assert access_lines()[-1]["prefix_match"] == {"reason": "prefix", "blocks": blocks, "of": of}
+    assert response.headers["x-crossfill-placement"] == f"reason=prefix, blocks={blocks}, of={of}"
+    assert access_lines()[-1]["placement"] == {"reason": "prefix", "blocks": blocks, "of": of}
 
 
 async def test_another_namespace_matches_nothing(fake: Any, start_router: Any) -> None:
     router = await start_router({"small": [await fake()]})
     for salt, matched in [(None, False), (None, True), ("theirs", False), ("theirs", True)]:
         response = await router.chat(SYSTEM, cache_salt=salt)
-        assert (", blocks=0," not in response.headers["x-crossfill-prefix"]) is matched
+        assert (", blocks=0," not in response.headers["x-crossfill-placement"]) is matched
 
 
 async def test_a_worker_that_came_back_holds_nothing(fake: Any, start_router: Any) -> None:
     worker = await fake()
     router = await start_router({"small": [worker]})
     await router.chat(SYSTEM)
-    assert ", blocks=0," not in (await router.chat(SYSTEM)).headers["x-crossfill-prefix"]
+    assert ", blocks=0," not in (await router.chat(SYSTEM)).headers["x-crossfill-placement"]
     await worker.__aexit__(None, None, None)
     await router.until(lambda: router.pool.workers[0].state == "unhealthy")
     await worker.__aenter__()
     await router.until_all_healthy()
-    assert ", blocks=0," in (await router.chat(SYSTEM)).headers["x-crossfill-prefix"]
+    assert ", blocks=0," in (await router.chat(SYSTEM)).headers["x-crossfill-placement"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
