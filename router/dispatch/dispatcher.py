@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from contextlib import ExitStack
+from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -49,13 +50,24 @@ if TYPE_CHECKING:
 _log = logging.getLogger("crossfill.workers")
 
 
+class RetryReason(StrEnum):
+    """What an attempt died of that may be made again on another worker; one for each of RETRIED_STATUSES."""
+
+    CONNECT_TIMEOUT = "connect_timeout"
+    CONNECT_FAILED = "connect_failed"
+    CONNECTION_LOST = "connection_lost"
+    STATUS_502 = "status_502"
+    STATUS_503 = "status_503"
+    STATUS_504 = "status_504"
+
+
 class _AttemptFailedError(RouterError):
     """This worker could not serve the request, another one might. `answer` is for the client if none does.
 
     `broke_worker` says that the worker had the request when its connection broke.
     """
 
-    def __init__(self, reason: str, answer: AnsweredError, *, broke_worker: bool = False) -> None:
+    def __init__(self, reason: RetryReason, answer: AnsweredError, *, broke_worker: bool = False) -> None:
         super().__init__(str(answer))
         self.reason = reason
         self.answer = answer
@@ -123,7 +135,7 @@ class Dispatcher:
         self, record: RequestRecord, decision: Decision, placement: Placement, failure: _AttemptFailedError | None
     ) -> None:
         if failure is not None:
-            record.retries.append(failure.reason)
+            record.retries.append(failure.reason.value)
             self._metrics.count_retry(failure.reason)
         record.decision, record.placement, record.worker = decision, placement, placement.worker.id
         record.attempts += 1
@@ -191,7 +203,7 @@ class Dispatcher:
         body = await response.read_all()
         error = error_of_status(response.status, body, response.headers, self._retry_after_s)
         if response.status in RETRIED_STATUSES:
-            return _AttemptFailedError(f"status_{response.status}", error)
+            return _AttemptFailedError(RetryReason(f"status_{response.status}"), error)
         if response.status < 500:
             worker.saw_refusal(self._clock())
         return error
@@ -199,10 +211,14 @@ class Dispatcher:
     def _failed_attempt(self, worker: Worker, error: TransportError) -> _AttemptFailedError:
         if isinstance(error, ConnectFailedError):
             if error.timed_out:
-                return _AttemptFailedError("connect_timeout", UpstreamTimeoutError("connect", self._limits.connect_s))
-            return _AttemptFailedError("connect_failed", WorkerFailedError(f"Worker {worker.id} cannot be reached."))
+                return _AttemptFailedError(
+                    RetryReason.CONNECT_TIMEOUT, UpstreamTimeoutError("connect", self._limits.connect_s)
+                )
+            return _AttemptFailedError(
+                RetryReason.CONNECT_FAILED, WorkerFailedError(f"Worker {worker.id} cannot be reached.")
+            )
         answer = WorkerFailedError(f"Worker {worker.id} broke the connection.")
-        return _AttemptFailedError("connection_lost", answer, broke_worker=True)
+        return _AttemptFailedError(RetryReason.CONNECTION_LOST, answer, broke_worker=True)
 
     def _nobody(self, record: RequestRecord) -> NoHealthyWorkerError:
         return NoHealthyWorkerError(

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
     from router.dispatch.affinity import Placement
+    from router.dispatch.dispatcher import RetryReason
     from router.dispatch.workers import Worker
     from router.sessions.pins import PinEvent
     from router.stream.stream_repair import Repair
@@ -158,9 +159,9 @@ class RouterMetrics:
             show(worker)
             worker.on_change = show
 
-    def count_retry(self, reason: str) -> None:
+    def count_retry(self, reason: RetryReason) -> None:
         """One more attempt, on a further worker."""
-        self._retries.labels(reason).inc()
+        self._retries.labels(reason.value).inc()
 
     def count_auth_failure(self, reason: AuthFailure) -> None:
         """A request was refused for its key."""
