@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 
 help:
 	@echo "make run      set up, make the demo models, start two workers and the router (Ctrl-C stops all of it)"
-	@echo "make test     set up, run every test; real SGLang workers included (about 10 minutes)"
+	@echo "make test     set up, run every test; real SGLang workers included (about 15 minutes)"
 	@echo "make check    format, lint, types, import directions, docs"
 	@echo "make bench    measure the kernels, the router and a worker on this machine"
 	@echo "make setup    only the virtual environment (.venv) and the models (var/models)"
@@ -48,11 +48,14 @@ format: $(READY)
 
 bench: setup
 	$(BIN)/python kernels/benchmarks/paged_attention.py
-	$(BIN)/crossfill bench router
+	@mkdir -p var/bench
+	$(BIN)/crossfill calibrate router --data tests/data/router_scores_gsm8k_200.jsonl --score small=small_correct \
+	  --score large=large_correct --output var/bench/scorer.json
+	$(BIN)/crossfill bench router --scorer-file var/bench/scorer.json
 	$(BIN)/crossfill bench worker
 
 clean:
-	rm -rf var/log var/run build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf var/log var/run var/bench build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -not -path './$(VENV)/*' -type d -exec rm -rf {} +
 
 distclean: clean
