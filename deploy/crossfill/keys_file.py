@@ -11,7 +11,7 @@ from datetime import date
 from pathlib import Path
 
 from crossfill.errors import KeysError
-from router.tenants.key_file import TENANT, KeyEntry, parse_line, read_keys, sha256_of
+from router.tenants.key_file import TENANT, KeyEntry, parse_keys, parse_line, read_text, sha256_of
 
 _PREFIX = "cf-"
 _KEY_BYTES = 32
@@ -34,7 +34,8 @@ def add_key(path: Path, tenant: str, label: str, today: date) -> tuple[str, KeyE
     key = _PREFIX + secrets.token_urlsafe(_KEY_BYTES)
     entry = KeyEntry(tenant, sha256_of(key.encode()), today, label)
     with _locked(path) as file:
-        text = _text_of(file) if file.exists() else _HEAD
+        text = read_text(file) if file.exists() else _HEAD
+        parse_keys(text, file)
         _replace(file, text + ("" if text.endswith("\n") or not text else "\n") + entry.to_line())
     return key, entry
 
@@ -47,17 +48,13 @@ def revoke_key(path: Path, key_id: str) -> tuple[KeyEntry, int]:
         ConfigError: the file cannot be read or has a fault; it is left as it is.
     """
     with _locked(path) as file:
-        text, entries = _text_of(file), read_keys(file)
+        text = read_text(file)
+        entries = parse_keys(text, file)
         revoked = next((entry for entry in entries if entry.id == key_id), None)
         if revoked is None:
             raise KeysError(f"{path}: has no key with the id {key_id!r}; `crossfill keys list` shows them")
         _replace(file, "\n".join(line for line in text.split("\n") if parse_line(line, str(path)) != revoked))
     return revoked, len(entries) - 1
-
-
-def _text_of(file: Path) -> str:
-    read_keys(file)
-    return file.read_text(encoding="utf-8")
 
 
 @contextmanager

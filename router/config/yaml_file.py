@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
@@ -12,18 +11,22 @@ import orjson
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from router.config.text_file import read_bounded
 from router.errors import ConfigError
+from router.faults import data_path
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from pydantic_core import ErrorDetails
+
+    from router.faults import KeyPath
 
 Model = TypeVar("Model", bound=BaseModel)
 
 _MOST_BYTES = 2**20
 # As written out, each alias counting as what it stands for: a few lines of aliases can stand for billions.
 _MOST_NODES = 100_000
-
-KeyPath = tuple[str | int, ...]
 
 
 def load_yaml(path: Path | str, model_class: type[Model]) -> Model:
@@ -50,7 +53,7 @@ def read_mapping(path: Path) -> dict[Any, Any]:
 
 
 def _parse(path: Path) -> tuple[yaml.Node | None, dict[Any, Any]]:
-    text = _read(path)
+    text = read_bounded(path, _MOST_BYTES)
     with _one_line_faults(path):
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         _check_nodes(path, root)
@@ -58,19 +61,6 @@ def _parse(path: Path) -> tuple[yaml.Node | None, dict[Any, Any]]:
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a mapping of keys at the top, found {_kind(data)}")
     return root, data
-
-
-def _read(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        if len(content) > _MOST_BYTES:
-            raise ConfigError(f"{path}: is larger than {_MOST_BYTES} bytes")
-        return content.decode("utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text") from error
 
 
 @contextmanager
@@ -166,20 +156,6 @@ def _suggestion(model_class: type[BaseModel], keys: KeyPath) -> str:
     if elsewhere is not None:
         return f"; did you mean {'.'.join(elsewhere)!r}?"
     return f"; expected one of: {', '.join(dict.fromkeys(siblings))}"
-
-
-def data_path(data: object, location: Sequence[str | int]) -> KeyPath:
-    """The parts of a pydantic error location that are keys of `data`: tags of unions are left out."""
-    kept: list[str | int] = []
-    for index, part in enumerate(location):
-        last = index == len(location) - 1
-        if isinstance(data, Mapping) and isinstance(part, str) and (part in data or last):
-            kept.append(part)
-            data = data.get(part)
-        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
-            kept.append(part)
-            data = data[part]
-    return tuple(kept)
 
 
 def _value_at(data: Any, keys: KeyPath) -> object:

@@ -21,8 +21,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 from typing_extensions import TypeAliasType
 
-from router.config.yaml_file import data_path
 from router.errors import InvalidRequestError, JsonObject
+from router.faults import data_path
 
 # Fields with which a router steers SGLang's scheduling, transfers and sessions, and fields that can take a worker down
 # or slow it for everyone. From a client they would reach into other requests' state; they are refused and not dropped,

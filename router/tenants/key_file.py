@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING
 
+from router.config.text_file import read_bounded
 from router.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,17 +57,12 @@ def sha256_of(key: bytes) -> str:
 
 def read_keys(path: Path) -> tuple[KeyEntry, ...]:
     """The keys of the file, possibly none. Raises ConfigError, one line with file and line number."""
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        text = content.decode("utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: cannot be read: it is not UTF-8 text") from error
-    if len(content) > _MOST_BYTES:
-        raise ConfigError(f"{path}: is larger than {_MOST_BYTES} bytes")
-    return parse_keys(text, path)
+    return parse_keys(read_text(path), path)
+
+
+def read_text(path: Path) -> str:
+    """What the file says, not yet checked. Raises ConfigError."""
+    return read_bounded(path, _MOST_BYTES)
 
 
 def parse_keys(text: str, path: Path) -> tuple[KeyEntry, ...]:

@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from router.config.text_file import read_bounded
+from router.config.values import Finite, NotNegative
 from router.decision.policy import Scores
 from router.decision.scorers.inputs import INPUT_NAMES, INPUTS_VERSION, inputs_of, standardised
 from router.errors import ConfigError
+from router.faults import first_fault
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,12 +28,9 @@ _MOST_BYTES = 2**20
 # Decisions are logged and sent as a header; four decimals are far below what a prediction is worth.
 _DECIMALS = 4
 
-_Number = Annotated[float, Field(allow_inf_nan=False)]
-_Numbers = Annotated[tuple[_Number, ...], Field(min_length=len(INPUT_NAMES), max_length=len(INPUT_NAMES))]
-_Scales = Annotated[
-    tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...],
-    Field(min_length=len(INPUT_NAMES), max_length=len(INPUT_NAMES)),
-]
+_OnePerInput = Field(min_length=len(INPUT_NAMES), max_length=len(INPUT_NAMES))
+_Numbers = Annotated[tuple[Finite, ...], _OnePerInput]
+_Scales = Annotated[tuple[NotNegative, ...], _OnePerInput]
 
 
 class _Part(BaseModel):
@@ -49,7 +49,7 @@ class Inputs(_Part):
 class Logistic(_Part):
     """Log-odds of a good answer: the intercept, and a coefficient per deviation of each input."""
 
-    intercept: _Number
+    intercept: Finite
     coefficients: _Numbers
 
     def quality(self, deviations: Sequence[float]) -> float:
@@ -120,16 +120,8 @@ def read_artifact(path: Path, ladder: Sequence[str]) -> Artifact:
 
 
 def _parse(path: Path) -> Artifact:
+    text = read_bounded(path, _MOST_BYTES)
     try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    if len(content) > _MOST_BYTES:
-        raise ConfigError(f"{path}: is larger than {_MOST_BYTES} bytes")
-    try:
-        return Artifact.model_validate_json(content)
+        return Artifact.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{path}: {f'{key}: ' if key else ''}{first['msg']}") from error
+        raise ConfigError(f"{path}: {first_fault(error)}") from error

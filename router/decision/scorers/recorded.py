@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from router.config.text_file import read_bounded
+from router.config.values import Finite
 from router.decision.policy import Scores
 from router.errors import ConfigError
+from router.faults import first_fault
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,19 +23,26 @@ if TYPE_CHECKING:
 NAME = "recorded"
 NOT_RECORDED = "not_recorded"
 
+_MOST_BYTES = 256 * 2**20
+
+_Qualities = Annotated[dict[str, Finite], Field(min_length=1)]
+
 
 class _Line(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     prompt: str
-    scores: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = Field(min_length=1)
+    scores: _Qualities
 
 
 class RecordedScorer:
-    """Scores by the last user text, with runs of whitespace taken as one space; a miss goes to `fallback`."""
+    """Scores by the last user text, with runs of whitespace taken as one space; a miss goes to `fallback`.
+
+    `recorded` has its prompts in that form, as `read_recorded` gives them.
+    """
 
     def __init__(self, recorded: Mapping[str, Mapping[str, float]], fallback: Scorer) -> None:
-        self._recorded = {_normalised(prompt): scores for prompt, scores in recorded.items()}
+        self._recorded = recorded
         self._fallback = fallback
 
     def score(self, features: Features, models: Sequence[Candidate]) -> Scores:
@@ -44,18 +54,13 @@ class RecordedScorer:
 
 
 def read_recorded(path: Path) -> dict[str, dict[str, float]]:
-    """Read JSONL lines of `{"prompt": str, "scores": {model: quality}}`.
+    """Read JSONL lines of `{"prompt": str, "scores": {model: quality}}`; the prompts with single spaces.
 
-    Raises ConfigError with file and line for a bad line, and for a prompt recorded twice with different scores.
+    Raises ConfigError for a file that cannot be read or is too large, and with the line for a bad line and for a prompt
+    recorded twice with different scores.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: cannot be read: it is not UTF-8 text") from error
     recorded: dict[str, dict[str, float]] = {}
-    for number, text in enumerate(lines, start=1):
+    for number, text in enumerate(read_bounded(path, _MOST_BYTES).split("\n"), start=1):
         if not text.strip():
             continue
         line = _parse_line(f"{path}:{number}", text)
@@ -69,9 +74,7 @@ def _parse_line(where: str, text: str) -> _Line:
     try:
         return _Line.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        key = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{where}: {f'{key}: ' if key else ''}{first['msg']}") from error
+        raise ConfigError(f"{where}: {first_fault(error)}") from error
 
 
 def _normalised(prompt: str) -> str:
