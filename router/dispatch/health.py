@@ -7,6 +7,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Self
 
+from router.background import LastingTasks
 from router.errors import ConnectFailedError, TransportError
 
 if TYPE_CHECKING:
@@ -30,20 +31,17 @@ class HealthMonitor:
         self._transport = transport
         self._config = config
         self._clock = clock
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = LastingTasks(_log, "a probe task ended, its worker is no longer watched")
 
     async def __aenter__(self) -> Self:
-        self._tasks = [asyncio.create_task(self._watch(worker)) for worker in self._workers]
-        for task in self._tasks:
-            task.add_done_callback(_report_failure)
+        for worker in self._workers:
+            self._tasks.start(self._watch(worker))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.cancel()
 
     async def _watch(self, worker: Worker) -> None:
         while True:
@@ -74,9 +72,3 @@ class HealthMonitor:
         quiet_s = self._clock() - worker.last_life_s
         is_working = worker.in_flight > 0 and quiet_s <= self._config.timeout_s + self._config.interval_s
         worker.probe_failed(reason, limit=self._config.unhealthy_after, is_working=is_working)
-
-
-def _report_failure(task: asyncio.Task[None]) -> None:
-    """A probe task has no end of its own; one that ends by an error would leave its worker unwatched without a word."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("a probe task ended, its worker is no longer watched", exc_info=error)

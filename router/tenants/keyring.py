@@ -8,6 +8,7 @@ import logging
 import stat
 from typing import TYPE_CHECKING, Self
 
+from router.background import LastingTasks
 from router.errors import ConfigError
 from router.tenants.key_file import KeyEntry, read_keys, sha256_of
 
@@ -91,21 +92,19 @@ class KeyWatch:
         self._metrics = metrics
         self._poll_s = poll_s
         self._fault: str | None = None
-        self._task: asyncio.Task[None] | None = None
+        # One that ended unseen would leave revoked keys valid.
+        self._tasks = LastingTasks(_log, "the keys file is no longer watched")
 
     async def __aenter__(self) -> Self:
         if self._keyring is not None:
             _log.info("%d keys from %s", len(self._keyring), self._keyring.path)
-            self._task = asyncio.create_task(self._watch(self._keyring))
-            self._task.add_done_callback(_report_failure)
+            self._tasks.start(self._watch(self._keyring))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._tasks.cancel()
 
     async def _watch(self, keyring: Keyring) -> None:
         while True:
@@ -126,9 +125,3 @@ class KeyWatch:
         self._fault = None
         if has_changed:
             _log.info("read %s again: %d keys", keyring.path, len(keyring))
-
-
-def _report_failure(task: asyncio.Task[None]) -> None:
-    """The task has no end of its own; one that ends by an error would leave revoked keys valid without a word."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        _log.error("the keys file is no longer watched", exc_info=error)
