@@ -19,12 +19,10 @@ from router.app import create_app
 from router.config import RouterConfig
 from router.errors import ConfigError
 from router.lifecycle import Lifecycle
-from router.server.serve import RouterServer, configure_logging, server_config
+from router.server.serve import START_FAILED, RouterServer, configure_logging, server_config
 from router.telemetry.shared_metrics import SharedRegistry
 
 READY, ERROR = b"ready", b"error "
-
-START_FAILED = 3
 
 
 class Assignment(BaseModel):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from router.errors import ConfigError
 from router.server import serve
-from router.server.process import ERROR, READY, START_FAILED, Assignment
+from router.server.process import ERROR, READY, Assignment
 from router.telemetry.shared_metrics import FOLDER_VARIABLE, forget_gauges
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class _Parent:
             await first.end()
             if first.fault:
                 raise ConfigError(first.fault)
-            return START_FAILED
+            return serve.START_FAILED
         host, port = self._listeners[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         _log.info("%d processes running on http://%s:%d", self._config.listen.processes, shown, port)

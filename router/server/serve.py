@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
     from router.config import RouterConfig
 
+START_FAILED = 3
+"""The exit status of a process that could not begin to serve."""
+
 # Streams that still run after this are told so and end; what has not ended a little later is cut.
 _GRACE_S = 30.0
 _LAST_WORDS_S = 5
@@ -45,7 +48,7 @@ def run(config: RouterConfig) -> None:
     server = RouterServer(server_config(create_app(config, lifecycle=lifecycle), config), lifecycle)
     server.run()
     if not server.started:
-        raise SystemExit(3)
+        raise SystemExit(START_FAILED)
 
 
 def server_config(app: FastAPI, config: RouterConfig) -> uvicorn.Config:
