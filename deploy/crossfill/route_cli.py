@@ -26,8 +26,7 @@ def route(
     as_json: Annotated[bool, typer.Option("--json", help="The decision as JSON, as /v1/route returns it.")] = False,
 ) -> None:
     """Show which model a text would go to and why, as if every model were healthy. Sends nothing."""
-    if request_id is not None and not (request_id.isascii() and request_id.isprintable()):
-        raise typer.BadParameter("takes printable ASCII", param_hint="--request-id")
+    _check_request_id(request_id)
     if text == "-":
         text = sys.stdin.read()
     decision = _decide(_router_config(config), model, text, system, request_id or f"req_{uuid.uuid4().hex}")
@@ -40,6 +39,14 @@ def route(
         typer.echo(line)
     if decision.ladder:
         Console().print(_table(decision))
+
+
+def _check_request_id(given: str | None) -> None:
+    """The service gives a request with another id a new one, and then decides by that."""
+    from router.request.ids import ID_RULE, is_id
+
+    if given is not None and not is_id(given):
+        raise typer.BadParameter(f"takes {ID_RULE}", param_hint="--request-id")
 
 
 def _router_config(path: Path) -> RouterConfig:

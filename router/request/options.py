@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from router.errors import InvalidRequestError, ReuseUnavailableError
+from router.request.ids import ID_PATTERN, ID_RULE, is_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 NAME = "crossfill"
 """Of the field and of the header."""
 
-SESSION_PATTERN = "[A-Za-z0-9._:-]{1,128}"
+SESSION_PATTERN = ID_PATTERN
 """Of a conversation's id, as a regular expression."""
 
-_SESSION = re.compile(SESSION_PATTERN, re.ASCII)
 _LONGEST_KEY = 100
 
 
@@ -84,8 +83,8 @@ def _checked(given: Any, place: str) -> dict[str, str]:
                 if value not in list(Reuse):
                     raise InvalidRequestError(f"`{param}` must be one of {', '.join(Reuse)}.", param=param)
             case "session":
-                if not (isinstance(value, str) and _SESSION.fullmatch(value)):
-                    raise InvalidRequestError(f"`{param}` must be 1 to 128 letters, digits and . _ : -", param=param)
+                if not (isinstance(value, str) and is_id(value)):
+                    raise InvalidRequestError(f"`{param}` must be {ID_RULE}", param=param)
             case _:
                 raise InvalidRequestError(
                     f"`{param}` is unknown; `{NAME}` has `{NAME}.reuse` and `{NAME}.session`.", param=param

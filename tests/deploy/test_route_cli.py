@@ -80,7 +80,9 @@ def test_explicit_model_has_no_ladder(route):
     [
         (ROUTER, ("--model", "huge"), 2, "does not exist here"),
         (ROUTER, ("--model", ""), 2, "model"),
-        (ROUTER, ("--request-id", "é"), 2, "takes printable ASCII"),
+        (ROUTER, ("--request-id", "é"), 2, "takes 1 to 128 letters, digits and . _ : -"),
+        (ROUTER, ("--request-id", "two words"), 2, "takes 1 to 128 letters, digits and . _ : -"),
+        (ROUTER, ("--request-id", ""), 2, "takes 1 to 128 letters, digits and . _ : -"),
         ("a: !!int x\n", (), 1, "not valid YAML"),
         (ROUTER.replace("routing", "ruoting"), (), 1, "did you mean 'routing'?"),
         (STACK.replace("source", "sauce"), (), 1, "did you mean 'models.0.source'?"),
@@ -93,7 +95,19 @@ def test_explicit_model_has_no_ladder(route):
             "none.json: cannot be read",
         ),
     ],
-    ids=["model", "no-model", "request-id", "tag", "router-key", "stack-key", "yaml", "list", "scorer"],
+    ids=[
+        "model",
+        "no-model",
+        "request-id",
+        "spaced-id",
+        "no-id",
+        "tag",
+        "router-key",
+        "stack-key",
+        "yaml",
+        "list",
+        "scorer",
+    ],
 )
 def test_mistake_is_told(route, config, arguments, status, message):
     ended, _, err = route("hi", *arguments, config=config)
