@@ -5,7 +5,7 @@ from a YAML file and reports in the same way.
 """
 
 from router.config.models import CostConfig, ModelConfig
-from router.config.routing import LearnedScorerConfig, RecordedScorerConfig, RoutingConfig
+from router.config.routing import HeuristicScorerConfig, LearnedScorerConfig, RecordedScorerConfig, RoutingConfig
 from router.config.sections import (
     AffinityConfig,
     AuthConfig,
@@ -14,20 +14,20 @@ from router.config.sections import (
     ListenConfig,
     RouterConfig,
     RouterSections,
+    SessionsConfig,
     StreamsConfig,
     UpstreamConfig,
 )
 from router.config.values import AUTO_MODEL, ModelName, Port, Seconds, Section, SystemRole, WorkerUrl
 from router.config.yaml_file import load_yaml
-from router.errors import ConfigError
 
 __all__ = [
     "AUTO_MODEL",
     "AffinityConfig",
     "AuthConfig",
-    "ConfigError",
     "CostConfig",
     "HealthConfig",
+    "HeuristicScorerConfig",
     "LearnedScorerConfig",
     "LimitsConfig",
     "ListenConfig",
@@ -40,6 +40,7 @@ __all__ = [
     "RoutingConfig",
     "Seconds",
     "Section",
+    "SessionsConfig",
     "StreamsConfig",
     "SystemRole",
     "UpstreamConfig",

@@ -7,7 +7,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from router.config import ConfigError, ListenConfig, RouterConfig, RoutingConfig, Section, UpstreamConfig, load_yaml
+from router.config import ListenConfig, RouterConfig, RoutingConfig, Section, UpstreamConfig, load_yaml
+from router.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -188,7 +189,7 @@ def test_file_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read: No such file"):
         load_yaml(tmp_path / "none.yaml", RouterConfig)
     (tmp_path / "latin.yaml").write_bytes(b"a: \xff")
-    with pytest.raises(ConfigError, match="is not UTF-8"):
+    with pytest.raises(ConfigError, match=r"latin\.yaml: cannot be read: it is not UTF-8 text"):
         load_yaml(tmp_path / "latin.yaml", RouterConfig)
 
 
