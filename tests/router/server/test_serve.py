@@ -4,14 +4,17 @@ import asyncio
 import json
 import signal
 import sys
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
 
 from engines.fake_worker import Reply
+from router.server.serve import START_FAILED
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 PROGRAM = """
@@ -28,20 +31,35 @@ async def until_ready(client: httpx.AsyncClient) -> None:
             await asyncio.sleep(0.02)
 
 
-async def start(config: dict[str, Any]) -> tuple[asyncio.subprocess.Process, str]:
+@asynccontextmanager
+async def started(*arguments: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """A Python process, which does not outlive its test."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-c",
-        PROGRAM,
-        json.dumps(config),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+        sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+@asynccontextmanager
+async def serving(worker: Any) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    """A router process that listens, and its URL."""
+    models = [{"name": "m", "workers": [worker.url]}]
+    config = {"listen": {"port": 0}, "models": models, "health": {"interval_s": 0.05}}
+    async with started("-c", PROGRAM, json.dumps(config)) as process:
+        yield process, await url_of(process)
+
+
+async def url_of(process: asyncio.subprocess.Process) -> str:
     assert process.stderr is not None
     async with asyncio.timeout(30):
         async for line in process.stderr:
             if b"running on http://" in line:
-                return process, line.decode().split("running on ")[1].split()[0]
+                return line.decode().split("running on ")[1].split()[0]
     raise AssertionError("the router did not start")
 
 
@@ -58,42 +76,40 @@ async def begin_stream(client: httpx.AsyncClient, worker: Any, text: str) -> asy
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_signal_lets_streams_finish_and_is_a_clean_exit(fake: Any, number: signal.Signals) -> None:
     worker = await fake(Reply(text="a b c d e", inter_token_s=0.2))
-    config = {"listen": {"port": 0}, "models": [{"name": "m", "workers": [worker.url]}], "health": {"interval_s": 0.05}}
-    process, url = await start(config)
-    async with httpx.AsyncClient(base_url=url, timeout=10) as client:
-        await until_ready(client)
-        streaming = await begin_stream(client, worker, "private")
-        process.send_signal(number)
-        assert (await streaming).content.endswith(b"data: [DONE]\n\n")
-    output, errors = await asyncio.wait_for(process.communicate(), 20)
-    assert process.returncode == 0, errors.decode()
-    [line] = [json.loads(text) for text in output.splitlines()]
-    assert (line["route"], line["outcome"], line["model"]) == ("/v1/chat/completions", "ok", "m")
-    assert b"private" not in output + errors
+    async with serving(worker) as (process, url):
+        async with httpx.AsyncClient(base_url=url, timeout=10) as client:
+            await until_ready(client)
+            streaming = await begin_stream(client, worker, "private")
+            process.send_signal(number)
+            assert (await streaming).content.endswith(b"data: [DONE]\n\n")
+        output, errors = await asyncio.wait_for(process.communicate(), 20)
+        assert process.returncode == 0, errors.decode()
+        [line] = [json.loads(text) for text in output.splitlines()]
+        assert (line["route"], line["outcome"], line["model"]) == ("/v1/chat/completions", "ok", "m")
+        assert b"private" not in output + errors
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_open_connection_is_told_that_the_process_drains(fake: Any, number: signal.Signals) -> None:
     worker = await fake(Reply(text="a b c d e", inter_token_s=0.4))
-    config = {"listen": {"port": 0}, "models": [{"name": "m", "workers": [worker.url]}], "health": {"interval_s": 0.05}}
-    process, url = await start(config)
-    async with httpx.AsyncClient(base_url=url, timeout=10) as client:
-        await until_ready(client)
-        streaming = await begin_stream(client, worker, "x")
-        # Idle connections are closed at once; one with a request under way is kept to its end.
-        reader, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
-        writer.write(b"GET /ready HTTP/1.1\r\nhost: x\r\n\r\n")
-        assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 200 ")
-        await asyncio.sleep(0.1)
-        process.send_signal(number)
-        writer.write(b"GET /ready HTTP/1.1\r\nhost: x\r\n\r\n")
-        rest = await asyncio.wait_for(reader.read(), 5)
-        writer.close()
-        assert (await streaming).content.endswith(b"data: [DONE]\n\n")
-    assert b"HTTP/1.1 503 " in rest
-    assert b'"draining":true' in rest
-    await asyncio.wait_for(process.communicate(), 20)
-    assert process.returncode == 0
+    async with serving(worker) as (process, url):
+        async with httpx.AsyncClient(base_url=url, timeout=10) as client:
+            await until_ready(client)
+            streaming = await begin_stream(client, worker, "x")
+            # Idle connections are closed at once; one with a request under way is kept to its end.
+            reader, writer = await asyncio.open_connection(*url.removeprefix("http://").split(":"))
+            writer.write(b"GET /ready HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert (await asyncio.wait_for(reader.readline(), 5)).startswith(b"HTTP/1.1 200 ")
+            await asyncio.sleep(0.1)
+            process.send_signal(number)
+            writer.write(b"GET /ready HTTP/1.1\r\nhost: x\r\n\r\n")
+            rest = await asyncio.wait_for(reader.read(), 5)
+            writer.close()
+            assert (await streaming).content.endswith(b"data: [DONE]\n\n")
+        assert b"HTTP/1.1 503 " in rest
+        assert b'"draining":true' in rest
+        await asyncio.wait_for(process.communicate(), 20)
+        assert process.returncode == 0
 
 
 async def test_missing_scores_are_one_line(tmp_path: Path) -> None:
@@ -102,11 +118,8 @@ async def test_missing_scores_are_one_line(tmp_path: Path) -> None:
         "models: [{name: a, workers: ['http://a']}, {name: b, workers: ['http://b']}]\n"
         "routing: {ladder: [a, b], scorer: {kind: recorded, path: none.jsonl}}\n"
     )
-    command = [sys.executable, "-c", "from crossfill.cli import main; main()", "serve", str(path)]
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
-    _, errors = await asyncio.wait_for(process.communicate(), 30)
+    async with started("-c", "from crossfill.cli import main; main()", "serve", str(path)) as process:
+        _, errors = await asyncio.wait_for(process.communicate(), 30)
     assert process.returncode == 1
     assert errors.decode() == f"crossfill: {tmp_path / 'none.jsonl'}: cannot be read: No such file or directory\n"
 
@@ -114,9 +127,7 @@ async def test_missing_scores_are_one_line(tmp_path: Path) -> None:
 async def test_taken_port_is_a_failure(duo: Any) -> None:
     port = int(duo.url.rsplit(":", 1)[1])
     config = {"listen": {"port": port}, "models": [{"name": "m", "workers": ["http://127.0.0.1:9"]}]}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PROGRAM, json.dumps(config), stderr=asyncio.subprocess.PIPE
-    )
-    _, errors = await asyncio.wait_for(process.communicate(), 30)
-    assert process.returncode != 0
+    async with started("-c", PROGRAM, json.dumps(config)) as process:
+        _, errors = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == START_FAILED
     assert b"address already in use" in errors

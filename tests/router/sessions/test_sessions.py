@@ -134,7 +134,7 @@ async def test_a_speed_is_learned_from_first_tokens(fake: Any, start_router: Any
         assert "large" not in situation_of(router, "y" * 8_000)[0].expected_ttft_s
         await router.chat(f"{number} ".ljust(8_000, "x"), model="large", stream=True)
     situation, record = situation_of(router, "y" * 8_000)
-    assert 0.1 <= situation.expected_ttft_s["large"] <= 0.5
+    assert situation.expected_ttft_s["large"] >= 0.1
     assert record.ttft_unknown == []
     # Twice the prompt, twice the time.
     longer = situation_of(router, "y" * 16_000)[0].expected_ttft_s["large"]
