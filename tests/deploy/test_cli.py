@@ -1,26 +1,12 @@
 """The program as a shell sees it: quick help, one line an error, no torch where none is needed."""
 
-import os
 import subprocess
 import sys
 
 import pytest
 
 
-def crossfill(*arguments):
-    # As from a shell: the test session's own choice of platform is not passed on.
-    environment = {name: value for name, value in os.environ.items() if name != "SGLANG_PLATFORM"}
-    return subprocess.run(
-        [sys.executable, "-m", "crossfill", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=environment,
-    )
-
-
-def test_help_lists_every_command_without_importing_torch():
+def test_help_lists_every_command_without_importing_torch(crossfill):
     code = "import sys; from crossfill.cli import app; from typer.main import get_command; get_command(app); " + (
         "print({'torch', 'sglang', 'transformers', 'fastapi', 'sklearn', 'matplotlib'} & set(sys.modules))"
     )
@@ -48,7 +34,7 @@ def test_help_lists_every_command_without_importing_torch():
     ],
     ids=["up", "serve", "fake-worker", "no-model", "device", "own-option"],
 )
-def test_a_mistake_is_one_line_on_stderr(arguments, message):
+def test_a_mistake_is_one_line_on_stderr(crossfill, arguments, message):
     ended = crossfill(*arguments)
     assert ended.returncode == 1
     assert ended.stderr.startswith("crossfill: ")
@@ -56,19 +42,19 @@ def test_a_mistake_is_one_line_on_stderr(arguments, message):
     assert len(ended.stderr.strip().splitlines()) == 1
 
 
-def test_a_misspelt_option_of_the_worker_is_not_passed_to_sglang():
+def test_a_misspelt_option_of_the_worker_is_not_passed_to_sglang(crossfill):
     ended = crossfill("worker", "--model", ".", "--thread", "2")
     assert ended.returncode == 2
     assert "--threads" in ended.stderr
 
 
-def test_doctor_finds_every_extension_point():
+def test_doctor_finds_every_extension_point(crossfill):
     ended = crossfill("doctor")
     assert ended.returncode == 0, ended.stderr
     assert "ok" in ended.stdout
 
 
-def test_a_router_that_cannot_bind_ends_with_a_reason(tmp_path):
+def test_a_router_that_cannot_bind_ends_with_a_reason(crossfill, tmp_path):
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as taken:

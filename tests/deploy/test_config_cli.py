@@ -1,6 +1,4 @@
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import jsonschema
@@ -9,24 +7,12 @@ import yaml
 
 from crossfill.config import StackConfig
 from crossfill.config_file import effective, load_any, schema_of
-from crossfill.plan import make_plan, write_router_file
-from crossfill.ports import Ports
-from router.config import RouterConfig, load_yaml
+from router.config import RouterConfig
 from router.errors import ConfigError
 
 DEMO = Path(__file__).parent.parent.parent / "deploy" / "demo.yaml"
 STACK = "models: [{name: a, source: s}, {name: b, urls: ['http://b']}]\n"
 ROUTER = "models: [{name: a, workers: ['http://a']}, {name: b, workers: ['http://b']}]\n"
-
-
-def crossfill(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "crossfill", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
 
 
 @pytest.fixture
@@ -39,7 +25,7 @@ def write(tmp_path):
     return write
 
 
-def test_check_tells_each_file_and_fails_if_one_has_a_fault(write):
+def test_check_tells_each_file_and_fails_if_one_has_a_fault(crossfill, write):
     good, bad = write(ROUTER, "good.yaml"), write(STACK + "routing:\n  threshhold: 0.1\n", "bad.yaml")
     ended = crossfill("config", "check", bad, good, DEMO)
     assert ended.returncode == 1
@@ -94,7 +80,7 @@ def test_a_fault_is_told_in_the_words_of_the_kind_of_file(write, text, message):
     ],
     ids=["no keys file", "bad keys file", "empty keys file", "no scores", "bad scores"],
 )
-def test_files_that_a_file_names_are_checked(write, models, section, fault):
+def test_files_that_a_file_names_are_checked(crossfill, write, models, section, fault):
     write("nonsense\n", "bad")
     write("", "empty").chmod(0o600)
     path = write(models + section)
@@ -118,7 +104,7 @@ def test_files_that_a_file_names_are_checked(write, models, section, fault):
     ],
     ids=["stack", "router"],
 )
-def test_show_prints_every_default_and_means_the_same(write, text, model):
+def test_show_prints_every_default_and_means_the_same(crossfill, write, text, model):
     path = write(text)
     ended = crossfill("config", "show", path)
     assert ended.returncode == 0, ended.stderr
@@ -130,20 +116,14 @@ def test_show_prints_every_default_and_means_the_same(write, text, model):
     assert effective(again) == effective(load_any(path)) == shown
 
 
-def test_show_merges_the_settings_of_workers(write):
-    path = write("worker: {threads: 2, max_total_tokens: 4096}\nmodels: [{name: a, source: s, worker: {threads: 3}}]\n")
-    [model] = effective(load_any(path))["models"]
-    assert (model["worker"]["threads"], model["worker"]["max_total_tokens"]) == (3, 4096)
-
-
-def test_show_of_a_bad_file_is_one_line(write):
+def test_show_of_a_bad_file_is_one_line(crossfill, write):
     ended = crossfill("config", "show", write(ROUTER + "routing: {taus: 1}\n"))
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "did you mean 'routing.tau'" in ended.stderr
 
 
 @pytest.mark.parametrize("kind", ["stack", "router"])
-def test_schema_is_valid_and_printed_whole(kind):
+def test_schema_is_valid_and_printed_whole(crossfill, kind):
     ended = crossfill("config", "schema", "--kind", kind)
     assert ended.returncode == 0
     printed = json.loads(ended.stdout)
@@ -177,13 +157,3 @@ def test_schema_takes_what_the_program_takes():
 )
 def test_schema_refuses_what_the_program_refuses(text, word):
     assert any(word in message for message in faults("stack", text))
-
-
-def test_a_keys_file_is_found_from_the_written_router_file_too(tmp_path, monkeypatch, write):
-    monkeypatch.chdir(tmp_path)
-    write(STACK + "auth: {keys_file: keys}\nlisten: {port: 0}\n", "stack.yaml")
-    config = load_yaml("stack.yaml", StackConfig)
-    with Ports(config.first_worker_port) as ports:
-        plan = make_plan(config, {"s": tmp_path}, tmp_path / "var", ports)
-    write_router_file(plan)
-    assert load_yaml(plan.router_file, RouterConfig).auth.keys_file == tmp_path / "keys"

@@ -1,7 +1,5 @@
 import re
 import stat
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 
@@ -16,16 +14,6 @@ from router.tenants.keyring import Keyring
 TODAY = date(2026, 1, 31)
 
 
-def crossfill(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "crossfill", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 def add(path, tenant="acme", label=""):
     return add_key(path, tenant, label, TODAY)
 
@@ -35,7 +23,7 @@ def file(tmp_path):
     return tmp_path / "keys"
 
 
-def test_add_prints_the_key_alone_and_keeps_only_its_hash(file):
+def test_add_prints_the_key_alone_and_keeps_only_its_hash(crossfill, file):
     ended = crossfill("keys", "add", "acme", "--file", file, "--label", "build server")
     assert ended.returncode == 0, ended.stderr
     assert re.fullmatch(r"cf-[A-Za-z0-9_-]{43}\n", ended.stdout)
@@ -48,7 +36,7 @@ def test_add_prints_the_key_alone_and_keeps_only_its_hash(file):
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_list_shows_tenant_id_date_and_label_and_no_hash(file):
+def test_list_shows_tenant_id_date_and_label_and_no_hash(crossfill, file):
     _, first = add(file, "acme", "build [server]")
     _, second = add(file, "b")
     shown = crossfill("keys", "list", "--file", file).stdout
@@ -60,7 +48,7 @@ def test_list_shows_tenant_id_date_and_label_and_no_hash(file):
     assert first.sha256 not in shown
 
 
-def test_revoke_takes_out_one_key_and_nothing_else(file):
+def test_revoke_takes_out_one_key_and_nothing_else(crossfill, file):
     file.write_text("# ours\n\n")
     (_, first), (other, second) = add(file), add(file, "b", "kept")
     ended = crossfill("keys", "revoke", first.id, "--file", file)
@@ -72,7 +60,7 @@ def test_revoke_takes_out_one_key_and_nothing_else(file):
     assert f"has no key with the id {first.id!r}" in again.stderr
 
 
-def test_the_last_key_can_be_revoked_and_that_is_said(file):
+def test_the_last_key_can_be_revoked_and_that_is_said(crossfill, file):
     _, entry = add(file)
     ended = crossfill("keys", "revoke", entry.id, "--file", file)
     assert ended.returncode == 0
@@ -91,7 +79,7 @@ def test_the_last_key_can_be_revoked_and_that_is_said(file):
     ],
     ids=["tenant", "label with a line break", "long label", "list nothing", "revoke in nothing"],
 )
-def test_a_mistake_is_one_line_and_changes_nothing(file, arguments, message):
+def test_a_mistake_is_one_line_and_changes_nothing(crossfill, file, arguments, message):
     ended = crossfill("keys", *arguments, "--file", file)
     assert ended.returncode == 1
     assert message in ended.stderr

@@ -1,8 +1,5 @@
 import asyncio
-import os
 import socket
-import subprocess
-import sys
 import threading
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -15,18 +12,6 @@ from engines.fake_worker import FakeWorker
 from router.config import RouterConfig, load_yaml
 from router.lifecycle import Lifecycle
 from router.server.serve import RouterServer, server_config
-
-
-def crossfill(*arguments, **environment):
-    inherited = {name: value for name, value in os.environ.items() if name not in {"SGLANG_PLATFORM", "COLUMNS"}}
-    return subprocess.run(
-        [sys.executable, "-m", "crossfill", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=inherited | environment,
-    )
 
 
 @contextmanager
@@ -130,7 +115,7 @@ def two(small, large, **more):
     return {"models": models, "routing": {"ladder": ["small", "large"]}, **more}
 
 
-def test_serving_shows_models_and_workers(write, closed_url):
+def test_serving_shows_models_and_workers(crossfill, write, closed_url):
     with running_worker() as worker, running_router(write(**two(worker, closed_url))) as url:
         ended = crossfill("models", "serving", url)
         same = crossfill("models", "serving", f"{url}/v1/")
@@ -144,14 +129,14 @@ def test_serving_shows_models_and_workers(write, closed_url):
     assert same.stdout == ended.stdout
 
 
-def test_serving_fails_when_no_worker_can_be_used(write, closed_url):
+def test_serving_fails_when_no_worker_can_be_used(crossfill, write, closed_url):
     with running_router(write(models=[{"name": "small", "workers": [closed_url]}])) as url:
         ended = crossfill("models", "serving", url)
     assert ended.returncode == 1
     assert "unavailable; models: small" in ended.stdout
 
 
-def test_serving_sends_the_key_it_is_given(tmp_path, write):
+def test_serving_sends_the_key_it_is_given(crossfill, tmp_path, write):
     from datetime import date
 
     key, _ = add_key(tmp_path / "keys", "acme", "", date(2026, 1, 31))
@@ -170,7 +155,7 @@ def test_serving_sends_the_key_it_is_given(tmp_path, write):
     assert key not in by_option.stdout
 
 
-def test_serving_where_nobody_or_somebody_else_listens_is_one_line(closed_url):
+def test_serving_where_nobody_or_somebody_else_listens_is_one_line(crossfill, closed_url):
     with other_program() as page:
         for url, message in (
             (closed_url, f"nothing answers at {closed_url}"),
@@ -183,7 +168,7 @@ def test_serving_where_nobody_or_somebody_else_listens_is_one_line(closed_url):
             assert len(ended.stderr.strip().splitlines()) == 1
 
 
-def test_doctor_of_a_router_file_looks_at_its_workers(write, closed_url):
+def test_doctor_of_a_router_file_looks_at_its_workers(crossfill, write, closed_url):
     with running_worker() as good, running_worker(health="failing") as bad:
         file = write(models=[{"name": "a", "workers": [good, bad, closed_url]}], listen={"port": 0})
         ended = crossfill("doctor", "--config", file)
@@ -197,7 +182,7 @@ def test_doctor_of_a_router_file_looks_at_its_workers(write, closed_url):
     assert "SGLang" not in ended.stdout
 
 
-def test_doctor_knows_a_taken_port_from_a_running_router(write):
+def test_doctor_knows_a_taken_port_from_a_running_router(crossfill, write):
     with running_worker() as worker:
         models = [{"name": "a", "workers": [worker]}]
         with running_router(write(models=models, listen={"port": 0})) as url:
@@ -210,7 +195,7 @@ def test_doctor_knows_a_taken_port_from_a_running_router(write):
     assert "failed: cannot listen on 127.0.0.1" in taken.stdout
 
 
-def test_doctor_of_a_stack_file_checks_sglang_and_ports(write):
+def test_doctor_of_a_stack_file_checks_sglang_and_ports(crossfill, write):
     file = write(models=[{"name": "a", "source": "s", "replicas": 2}], listen={"port": 0}, first_worker_port=31800)
     ended = crossfill("doctor", "--config", file)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -220,7 +205,7 @@ def test_doctor_of_a_stack_file_checks_sglang_and_ports(write):
     assert lines[3].startswith("ok: free ports for the workers: 318")
 
 
-def test_doctor_tells_a_fault_of_the_configuration(write):
+def test_doctor_tells_a_fault_of_the_configuration(crossfill, write):
     broken = crossfill("doctor", "--config", write(models=[{"name": "a", "workers": ["http://a"]}], routin={}))
     assert broken.returncode == 1
     assert broken.stdout.startswith("failed: ")

@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from crossfill.config import StackConfig
+from crossfill.config_file import effective
 from crossfill.errors import StartError
 from crossfill.plan import make_plan, write_router_file
 from crossfill.ports import Ports
@@ -25,10 +26,10 @@ def two_models(**changes):
     return {"models": [{"name": "small", "source": "s"}, {"name": "large", "source": "l", "replicas": 2}], **changes}
 
 
-def plan_of(config, tmp_path):
+def plan_of(config, tmp_path, state="."):
     folders = {model.source: tmp_path for model in config.models if model.source}
     with Ports(config.first_worker_port) as ports:
-        return make_plan(config, folders, tmp_path, ports)
+        return make_plan(config, folders, tmp_path / state, ports)
 
 
 def test_the_demo_file_is_valid_and_names_models_that_can_be_made():
@@ -67,21 +68,16 @@ def test_how_a_model_takes_system_turns_reaches_the_router(tmp_path):
     assert [model.system_role for model in written.models] == ["user", "system"]
 
 
-def test_a_recorded_scores_file_is_found_from_the_written_router_file_too(tmp_path, monkeypatch):
+def test_files_that_it_names_are_found_from_the_written_router_file_too(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "scores.jsonl").write_text("")
-    Path("stack.yaml").write_text(
-        yaml.safe_dump(
-            two_models(
-                routing={"ladder": ["small", "large"], "scorer": {"kind": "recorded", "path": "scores.jsonl"}},
-                listen={"port": 0},
-            )
-        )
-    )
-    plan = plan_of(load_yaml("stack.yaml", StackConfig), tmp_path)
+    routing = {"ladder": ["small", "large"], "scorer": {"kind": "recorded", "path": "scores.jsonl"}}
+    stack = two_models(routing=routing, auth={"keys_file": "keys"}, listen={"port": 0})
+    Path("stack.yaml").write_text(yaml.safe_dump(stack))
+    plan = plan_of(load_yaml("stack.yaml", StackConfig), tmp_path, state="var")
     write_router_file(plan)
-    scorer = load_yaml(plan.router_file, RouterConfig).routing.scorer
-    assert scorer.path.resolve() == (tmp_path / "scores.jsonl").resolve()
+    written = load_yaml(plan.router_file, RouterConfig)
+    assert written.routing.scorer.path == tmp_path / "scores.jsonl"
+    assert written.auth.keys_file == tmp_path / "keys"
 
 
 def test_a_models_own_worker_section_overrides_only_what_it_names(tmp_path):
@@ -91,8 +87,9 @@ def test_a_models_own_worker_section_overrides_only_what_it_names(tmp_path):
         models=[{"name": "a", "source": "s", "worker": {"threads": 3}}],
     )
     worker = config.worker_config(config.models[0], tmp_path, 31000)
-    assert worker.threads == 3
-    assert worker.max_total_tokens == 4096
+    assert (worker.threads, worker.max_total_tokens) == (3, 4096)
+    [shown] = effective(config)["models"]
+    assert (shown["worker"]["threads"], shown["worker"]["max_total_tokens"]) == (3, 4096)
 
 
 def test_a_port_in_use_is_skipped(tmp_path):
