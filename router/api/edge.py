@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import re
 from typing import TYPE_CHECKING
 
 import orjson
 
 from router.errors import AnsweredError, ClientGoneError, error_object
+from router.request.ids import is_id
 from router.telemetry.access_log import log_request
 from router.telemetry.record import Outcome, RequestRecord, attach
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from router.telemetry.metrics import RouterMetrics
 
 _log = logging.getLogger("crossfill.router")
-
-_SANE_ID = re.compile(rb"[A-Za-z0-9._:-]{1,128}")
 
 # What proxies log for a client that left; it is never sent.
 _CLIENT_CLOSED_REQUEST = 499
@@ -74,8 +72,8 @@ class Edge:
             self._finish(scope, record)
 
     def _request_id(self, scope: Scope) -> str:
-        given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-        return given.decode() if _SANE_ID.fullmatch(given) else f"req_{self._new_id()}"
+        given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
+        return given if is_id(given) else f"req_{self._new_id()}"
 
     def _finish(self, scope: Scope, record: RequestRecord) -> None:
         duration_s = self._clock() - record.arrived_s

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic.json_schema import models_json_schema
 
 from router.api import answer_schema as answers
+from router.request.ids import ID_PATTERN
 from router.request.options import NAME as OPTIONS
-from router.request.options import SESSION_PATTERN, Reuse
+from router.request.options import Reuse
 from router.request.schema import ROUTERS_OWN, ChatBody, CompletionBody
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ _OPTIONS_SCHEMA: Json = {
     "additionalProperties": False,
     "properties": {
         "reuse": {"enum": [reuse.value for reuse in Reuse], "default": Reuse.ALLOW.value},
-        "session": {"type": "string", "pattern": f"^{SESSION_PATTERN}$"},
+        "session": {"type": "string", "pattern": f"^{ID_PATTERN}$"},
     },
 }
 _FAILURES = {

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from router.errors import InvalidRequestError, ReuseUnavailableError
-from router.request.ids import ID_PATTERN, ID_RULE, is_id
+from router.request.ids import ID_RULE, is_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 NAME = "crossfill"
 """Of the field and of the header."""
-
-SESSION_PATTERN = ID_PATTERN
-"""Of a conversation's id, as a regular expression."""
 
 _LONGEST_KEY = 100
 
