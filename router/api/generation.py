@@ -70,7 +70,7 @@ class Door:
             asked = parse(parse_json_object(body, self._limits), self._limits, option_headers)
             require_available(asked.options, can_reuse=services.pool.can_reuse)
             record.namespace = extra_key(tenant, asked.cache_salt, asked.options.reuse)
-            situation = services.sessions.situation(record, asked.payload, record.namespace, asked.options.session)
+            situation = services.sessions.situation(record, asked, record.namespace)
             return asked, services.decider.prepare(asked, record.request_id, situation)
 
         return await self._reader.read(request, understand)

@@ -49,6 +49,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("crossfill.workers")
 
+# What a worker says of a failure is for people to read.
+_LONGEST_ERROR_BYTES = 64 * 2**10
+
 
 class RetryReason(StrEnum):
     """What an attempt died of that may be made again on another worker; one for each of RETRIED_STATUSES."""
@@ -200,7 +203,7 @@ class Dispatcher:
         return WholeAnswer(response.status, passed_headers(response.headers), body, counts)
 
     async def _error_answer(self, worker: Worker, response: UpstreamResponse) -> RouterError:
-        body = await response.read_all()
+        body = await response.read_at_most(_LONGEST_ERROR_BYTES)
         error = error_of_status(response.status, body, response.headers, self._retry_after_s)
         if response.status in RETRIED_STATUSES:
             return _AttemptFailedError(RetryReason(f"status_{response.status}"), error)

@@ -38,6 +38,10 @@ class UpstreamResponse(Protocol):
         """The whole rest of the body. Raises ConnectionLostError."""
         ...
 
+    async def read_at_most(self, limit_bytes: int) -> bytes:
+        """The rest of the body, or its first `limit_bytes` bytes. Raises ConnectionLostError."""
+        ...
+
     def close(self) -> None:
         """Give the connection back if the body is complete, else close it at once."""
         ...
@@ -144,6 +148,12 @@ class _AiohttpResponse:
             return await self._response.content.read()
         except (aiohttp.ClientError, OSError) as error:
             raise ConnectionLostError(_told(error)) from error
+
+    async def read_at_most(self, limit_bytes: int) -> bytes:
+        body = bytearray()
+        while len(body) < limit_bytes and (chunk := await self.read_some()):
+            body += chunk
+        return bytes(body[:limit_bytes])
 
     def close(self) -> None:
         # Of a complete answer the connection has already gone back to the pool, and this does nothing.

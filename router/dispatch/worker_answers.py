@@ -75,11 +75,16 @@ class Usage:
     cached: int
     completion: int
 
+    @property
+    def prefilled(self) -> int:
+        """Prompt tokens that were computed."""
+        return max(0, self.prompt - self.cached)
+
     def of(self, kind: TokenKind) -> int:
         """The tokens of one kind; the kinds add up to all tokens."""
         match kind:
             case TokenKind.PREFILLED:
-                return max(0, self.prompt - self.cached)
+                return self.prefilled
             case TokenKind.CACHED:
                 return self.cached
         return self.completion

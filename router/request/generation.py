@@ -40,6 +40,7 @@ class GenerationRequest(ABC):
     """
 
     path: ClassVar[str]
+    is_chat: ClassVar[bool]
     known: ClassVar[frozenset[str]]
 
     payload: JsonObject
@@ -57,7 +58,9 @@ class GenerationRequest(ABC):
     def wants_usage(self) -> bool:
         """Whether the client asked for a usage event at the end of its stream."""
         options = self.payload.get("stream_options")
-        return isinstance(options, dict) and bool(options.get("include_usage"))
+        # SGLang's own option for usage in every event.
+        asked = ("include_usage", "continuous_usage_stats")
+        return isinstance(options, dict) and any(options.get(name) for name in asked)
 
     @property
     @abstractmethod
@@ -99,6 +102,7 @@ class ChatRequest(GenerationRequest):
     """A request for a chat completion. `default_max_tokens` bounds the answer if the client does not."""
 
     path = "/v1/chat/completions"
+    is_chat = True
     known = frozenset(ChatBody.model_fields)
 
     default_max_tokens: int | None = None
@@ -135,6 +139,7 @@ class CompletionRequest(GenerationRequest):
     """A request for text that goes on from a prompt. Without `max_tokens` workers write 16 tokens."""
 
     path = "/v1/completions"
+    is_chat = False
     known = frozenset(CompletionBody.model_fields)
 
     @property
@@ -183,7 +188,7 @@ def parse_completion(body: JsonObject, limits: LimitsConfig, option_headers: Seq
 
 def parse_either(body: JsonObject, limits: LimitsConfig, option_headers: Sequence[str] = ()) -> GenerationRequest:
     """A text completion if `body` has a prompt and no messages, else a chat; raises InvalidRequestError."""
-    if "prompt" in body and "messages" not in body:
+    if "prompt" in body and body.get("messages") is None:
         return parse_completion(body, limits, option_headers)
     return parse_chat(body, limits, option_headers)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from router.config import AUTO_MODEL
 from router.decision.policy import Situation
@@ -11,10 +11,9 @@ from router.sessions.prefill_rate import PrefillRates
 from router.sessions.prompt import Prompt, read_prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from router.config import RouterConfig
     from router.dispatch.workers import WorkerPool
+    from router.request.generation import GenerationRequest
     from router.telemetry.metrics import SessionMetrics
     from router.telemetry.record import RequestRecord
 
@@ -32,17 +31,17 @@ class Sessions:
         self._has_affinity = config.affinity.enabled
         self._reads = self._has_affinity or self._weighs_ttft or self._pins is not None
 
-    def situation(
-        self, record: RequestRecord, payload: Mapping[str, Any], namespace: str, session: str | None = None
-    ) -> Situation:
-        """Read the prompt of a checked body onto `record`; the result is what is known for the choice of its model.
+    def situation(self, record: RequestRecord, request: GenerationRequest, namespace: str) -> Situation:
+        """Read the prompt of `request` onto `record`; the result is what is known for the choice of its model.
 
         Safe to call in a thread.
         """
         if not self._reads:
             return Situation()
-        prompt = record.prompt = read_prompt(payload, namespace.encode(), session)
-        if payload["model"] != AUTO_MODEL:
+        prompt = record.prompt = read_prompt(
+            request.payload, namespace.encode(), request.options.session, is_chat=request.is_chat
+        )
+        if request.model != AUTO_MODEL:
             return Situation()
         return Situation(
             pinned=self._pins.model_of(prompt) if self._pins else None,
@@ -61,13 +60,16 @@ class Sessions:
             if event is not None:
                 self._metrics.count_pin(event)
 
-    def first_token(self, record: RequestRecord) -> None:
-        """The first content token of a stream came; `record` has the time to it."""
-        placement, model = record.placement, record.model
-        if placement is None or model is None or record.ttft_s is None or record.sent_s is None:
+    def ended(self, record: RequestRecord) -> None:
+        """A stream ended; `record` has the time to its first token, and the worker's count of tokens if it told one.
+
+        Speeds rest on that count alone: an estimate from a client's bytes, some of which its template may leave out,
+        would let one client change the decisions for all.
+        """
+        if record.model is None or record.usage is None or record.ttft_s is None or record.sent_s is None:
             return
         waited_s = record.arrived_s + record.ttft_s - record.sent_s
-        self._rates.observe(model, record.prompt.tokens_behind(placement.matched_blocks), waited_s)
+        self._rates.observe(record.model, record.usage.prefilled, waited_s)
 
     def _expected_ttft(self, record: RequestRecord, prompt: Prompt) -> dict[str, float]:
         """Seconds by model of the ladder; a model whose speed is not known yet is left out, counted and noted."""

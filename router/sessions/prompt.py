@@ -57,13 +57,18 @@ class Prompt:
         return max(0, self.size_bytes - blocks * BLOCK_BYTES) / _BYTES_PER_TOKEN
 
 
-def read_prompt(payload: Mapping[str, Any], namespace: bytes, session: str | None = None) -> Prompt:
-    """The prompt of a checked request body with `messages` or `prompt`; prompts of two namespaces share nothing."""
+def read_prompt(
+    payload: Mapping[str, Any], namespace: bytes, session: str | None = None, *, is_chat: bool = True
+) -> Prompt:
+    """The prompt of a checked request body; prompts of two namespaces share nothing.
+
+    A chat has `messages`. A text completion has `prompt`, which has blocks and no turns.
+    """
     root = blake2b(namespace, digest_size=_DIGEST_BYTES, person=b"crossfill-prompt").digest()
-    if "messages" in payload:
+    if is_chat:
         text, ends, is_answered = _conversation(payload)
     else:
-        text, ends, is_answered = orjson.dumps(payload.get("prompt")), [], False
+        text, ends, is_answered = orjson.dumps(payload["prompt"]), [], False
     text = text[: _MOST_BLOCKS * BLOCK_BYTES]
     blocks = _chain(root, text)
     turns = [_turn(root, blocks, text, end) for end in ends[-_MOST_TURNS:]]

@@ -92,6 +92,7 @@ class Relay:
             failure = await self._forward_until_end(answer, meter, send, record)
             rest = meter.finish()
             record.usage = usage_of(meter.usage)
+            self._sessions.ended(record)
             record.outcome, frame = _ending(meter, failure, record)
             await send({"type": "http.response.body", "body": rest + frame, "more_body": False})
 
@@ -129,7 +130,7 @@ class Relay:
         return None
 
     async def _forward(self, answer: StreamAnswer, meter: EventMeter, send: Send, record: RequestRecord) -> None:
-        pace = _Pace(self._metrics, self._sessions, record)
+        pace = _Pace(self._metrics, record)
         chunk: bytes | None = answer.first
         while chunk != b"":
             if chunk is None:
@@ -154,9 +155,8 @@ class Relay:
 class _Pace:
     """Measures when content comes: the first, and from each to the next."""
 
-    def __init__(self, metrics: RouterMetrics, sessions: Sessions, record: RequestRecord) -> None:
+    def __init__(self, metrics: RouterMetrics, record: RequestRecord) -> None:
         self._metrics = metrics
-        self._sessions = sessions
         self._record = record
         self._observe_gap = metrics.inter_token(record)
         self._seen = 0
@@ -172,7 +172,6 @@ class _Pace:
         else:
             self._record.ttft_s = now_s - self._record.arrived_s
             self._metrics.observe_first_token(self._record, self._record.ttft_s)
-            self._sessions.first_token(self._record)
         self._seen, self._last_s = content_events, now_s
 
 

@@ -98,12 +98,15 @@ class EventMeter:
     def finish(self) -> bytes:
         """The held rest if it is a last event without its blank line; a torn event is dropped, as the SSE rules say."""
         rest, self._held = self._held, b""
-        if not rest.strip():
+        if self.is_inside_event or not rest.strip():
             return rest
         was_done, had_error = self.is_done, self.has_error
         event = rest.rstrip(b"\r\n")
         passed = self._pass(event, rest[len(event) :])
-        return passed if (self.is_done, self.has_error) != (was_done, had_error) else b""
+        if self.has_error and not had_error:
+            # Without its blank line a client would not see it, and take the answer for whole.
+            return event + b"\n\n"
+        return passed if self.is_done and not was_done else b""
 
     def _pass(self, event: bytes, end: bytes) -> bytes:
         """What the client gets of an event, `end` being its blank line."""

@@ -25,7 +25,8 @@ def _words(text: str) -> frozenset[str]:
 
 
 _NUMBER = re.compile(r"\d[\d,.]*")
-_SENTENCE_END = re.compile(r"[.!?]+(?:\s|$)|[\u3002\uff01\uff1f]+")
+# Only where a run of signs begins, or a long run would be read again from each of them.
+_SENTENCE_END = re.compile(r"(?<![.!?])[.!?]+(?:\s|$)|[\u3002\uff01\uff1f]+")
 _SIMPLE_FRACTION = re.compile(r"\d/\d")
 _FRACTION = re.compile("[½⅓¼¾⅔]|分之|一半")
 _FRACTION_WORDS = _words(

@@ -162,3 +162,11 @@ async def test_an_answer_without_choices_is_a_failure(fake: Any, start_router: A
     assert response.status_code == 502
     assert is_error_object(response)
     assert response.json()["error"]["message"] == "The worker's answer is not a completion."
+
+
+@pytest.mark.parametrize("stray", [None, 5, [1], [{"role": "user", "content": [1]}]])
+async def test_messages_are_nothing_to_a_text_completion(duo: Any, stray: Any) -> None:
+    body = {"model": "small", "prompt": "x" * 999, "messages": stray}
+    assert (await duo.client.post("/v1/completions", json=body)).status_code == 200
+    second = await duo.client.post("/v1/completions", json={**body, "messages": None})
+    assert "blocks=3, of=3" in second.headers["x-crossfill-placement"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import string
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -111,9 +112,15 @@ def test_inputs_say_what_their_names_say() -> None:
     assert again["distinct"] == pytest.approx(found["distinct"] / 2)
 
 
-@pytest.mark.parametrize("piece", ["1", "1,", "1.", ". ", "A ", "/1", " ", "证", "half ", "word "])
-def test_no_text_holds_the_event_loop(piece: str) -> None:
-    features = conversation_features([Turn("user", piece * (8 * 2**20 // len(piece)))])
+_PIECES = ("1", "1,", "1.", ". ", "A ", "/1", " ", "证", "half ", "word ", *string.punctuation, "a(", "$a", "`a", ";\t")
+
+
+# What follows keeps a repetition from matching, so that all its ways are tried.
+@pytest.mark.parametrize("end", ["", "x"])
+@pytest.mark.parametrize("piece", _PIECES)
+def test_no_text_holds_the_event_loop(piece: str, end: str) -> None:
+    half = piece * (4 * 2**20 // len(piece)) + end
+    features = conversation_features([Turn("user", half + half)])
     began_s = time.process_time()
     inputs_of(features)
     assert time.process_time() - began_s < 0.1

@@ -353,3 +353,10 @@ async def test_one_of_three_workers_dies_under_load(fake: Any, start_router: Any
     assert set(later) == {200}
     assert router.metric("crossfill_worker_up", model="small", worker="small/0") == 0
     assert router.metric("crossfill_worker_up", model="small", worker="small/1") == 1
+
+
+async def test_of_a_workers_endless_error_little_is_read(fake: Any, start_router: Any) -> None:
+    router = await start_router({"small": [await fake(Reply(status=400, body="x" * 30_000_000))]})
+    response = await router.chat()
+    assert response.status_code == 400
+    assert len(response.content) < 3_000

@@ -73,6 +73,6 @@ def test_the_least_recently_answered_conversation_is_forgotten_first() -> None:
 
 def test_a_text_without_turns_is_pinned_only_under_a_name() -> None:
     pins = Pins(10)
-    assert pins.answered(read_prompt({"prompt": "text"}, b"ns"), "large") is None
-    assert pins.answered(read_prompt({"prompt": "text"}, b"ns", "s"), "large") is PinEvent.NEW
+    assert pins.answered(read_prompt({"prompt": "text"}, b"ns", is_chat=False), "large") is None
+    assert pins.answered(read_prompt({"prompt": "text"}, b"ns", "s", is_chat=False), "large") is PinEvent.NEW
     assert len(pins) == 1

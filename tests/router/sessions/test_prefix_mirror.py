@@ -10,6 +10,7 @@ from router.config import RouterConfig
 from router.decision.policy import decide_explicit
 from router.dispatch.affinity import Placement, PlacementReason
 from router.dispatch.workers import WorkerPool
+from router.request.generation import parse_chat
 from router.sessions.memory import Sessions
 from router.sessions.prefix_mirror import ENTRY_BYTES, PrefixMatch, PrefixMirror
 from router.sessions.prompt import Prompt, read_prompt
@@ -93,7 +94,7 @@ def test_memory_is_capped_whatever_comes_and_evictions_are_counted() -> None:
         for number in range(prompts):
             payload = {"model": "m", "messages": [{"role": "user", "content": f"{number} ".ljust(4096, "x")}]}
             record = RequestRecord("r", 0.0, decision=decide_explicit("r", "m", tau=0.3, sigma=0.1))
-            sessions.situation(record, payload, "ns")
+            sessions.situation(record, parse_chat(payload, config.limits), "ns")
             record.placement = Placement(pool.workers[number % 2], PlacementReason.NO_MATCH)
             sessions.answered(record)
             del record, payload
@@ -118,7 +119,7 @@ def test_the_mirror_of_a_disabled_affinity_stays_empty() -> None:
     record = RequestRecord("r", 0.0, decision=decide_explicit("r", "m", tau=0.3, sigma=0.1))
     payload = {"model": "m", "messages": [{"role": "user", "content": "x" * 4096}]}
     pool.workers[0].probe_succeeded()
-    sessions.situation(record, payload, "ns")
+    sessions.situation(record, parse_chat(payload, config.limits), "ns")
     record.placement = pool.pick("m", (), record.prompt)
     sessions.answered(record)
     assert record.prompt == Prompt() != read_prompt(payload, b"ns")

@@ -146,10 +146,17 @@ def test_latest_earlier_turns_come_first_and_are_bounded() -> None:
 
 @pytest.mark.parametrize("prompt", ["x" * 10_000, ["x" * 5_000, "y" * 5_000], list(range(10_000))])
 def test_prompts_of_text_completions_share_their_beginning(prompt: Any) -> None:
-    one = read_prompt({"prompt": prompt}, b"ns")
-    longer = read_prompt({"prompt": prompt + type(prompt)([prompt[-1]] if isinstance(prompt, list) else "z")}, b"ns")
+    more = prompt + type(prompt)([prompt[-1]] if isinstance(prompt, list) else "z")
+    one, longer = (read_prompt({"prompt": each}, b"ns", is_chat=False) for each in (prompt, more))
     assert shared_blocks(one, longer) >= len(one.blocks) - 1 > 30
     assert (one.turn, one.earlier) == (None, ())
+
+
+def test_a_field_of_the_other_endpoint_is_no_part_of_the_prompt() -> None:
+    assert read_prompt({"prompt": "x" * 999, "messages": 5}, b"ns", is_chat=False) == read_prompt(
+        {"prompt": "x" * 999}, b"ns", is_chat=False
+    )
+    assert prompt_of(message("user", "x" * 999), prompt=5) == prompt_of(message("user", "x" * 999))
 
 
 def test_work_is_bounded() -> None:

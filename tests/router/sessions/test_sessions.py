@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from engines.fake_worker import Reply
+from router.config import LimitsConfig
+from router.request.generation import parse_chat
 from router.telemetry.record import RequestRecord
 from router.tenants.namespace import LOCAL_TENANT, extra_key
 
@@ -105,14 +107,24 @@ async def test_a_dry_run_sees_the_pin_and_sets_none(fake: Any, start_router: Any
 
 def situation_of(router: Any, text: str, model: str = "auto") -> Any:
     record = RequestRecord("r", 0.0)
-    payload = {"model": model, "messages": [{"role": "user", "content": text}]}
-    situation = router.app.state.services.sessions.situation(record, payload, extra_key(LOCAL_TENANT))
+    asked = parse_chat({"model": model, "messages": [{"role": "user", "content": text}]}, LimitsConfig())
+    situation = router.app.state.services.sessions.situation(record, asked, extra_key(LOCAL_TENANT))
     return situation, record
 
 
 async def start_with_rates(fake: Any, router_of: Any, weight: float = 1.0, **worker: Any) -> Any:
     models = {"small": [await fake()], "large": [await fake(Reply(**worker)) for _ in range(2)]}
     return await router_of(models, of_model={"small": {"prefill_tokens_per_s": 1000}}, routing={"ttft_weight": weight})
+
+
+async def test_a_speed_rests_on_the_workers_count_and_not_on_what_a_client_adds(fake: Any, start_router: Any) -> None:
+    router = await start_with_rates(fake, start_router, ttft_s=0.1)
+    for number in range(5):
+        junk = {"chat_template_kwargs": {"junk": "x" * 1_000_000}}
+        await router.chat(f"{number}" + " word" * 1_600, model="large", stream=True, **junk)
+    expected_s = situation_of(router, "y" * 8_000)[0].expected_ttft_s["large"]
+    # 2,000 tokens at 1,600 in a tenth of a second; by the bytes of its clients it would be a thousandth.
+    assert expected_s >= 0.1
 
 
 async def test_expected_ttft_is_that_of_what_is_not_held(fake: Any, start_router: Any) -> None:
@@ -132,7 +144,7 @@ async def test_a_speed_is_learned_from_first_tokens(fake: Any, start_router: Any
     router = await start_with_rates(fake, start_router, ttft_s=0.1)
     for number in range(5):
         assert "large" not in situation_of(router, "y" * 8_000)[0].expected_ttft_s
-        await router.chat(f"{number} ".ljust(8_000, "x"), model="large", stream=True)
+        await router.chat(f"{number}" + " word" * 1_600, model="large", stream=True)
     situation, record = situation_of(router, "y" * 8_000)
     assert situation.expected_ttft_s["large"] >= 0.1
     assert record.ttft_unknown == []
@@ -144,8 +156,8 @@ async def test_a_speed_is_learned_from_first_tokens(fake: Any, start_router: Any
 async def test_the_longest_match_of_any_healthy_worker_counts(fake: Any, start_router: Any) -> None:
     router = await start_with_rates(fake, start_router, ttft_s=0.02)
     for number in range(5):
-        await router.chat(f"{number} ".ljust(8_000, "x"), model="large", stream=True)
-    held = "4 ".ljust(8_000, "x")
+        await router.chat(f"{number}" + " word" * 1_600, model="large", stream=True)
+    held = "4" + " word" * 1_600
     holder = next(w for w in router.pool.workers if w.prefixes.match(situation_of(router, held)[1].prompt).blocks)
     known = situation_of(router, held)[0].expected_ttft_s["large"]
     fresh = situation_of(router, "y" * 8_000)[0].expected_ttft_s["large"]

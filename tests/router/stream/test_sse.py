@@ -155,3 +155,19 @@ def test_the_short_cut_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert meter.feed(KINDS["content"]) == KINDS["content"]
     with pytest.raises(TypeError):
         meter.feed(KINDS["finish"])
+
+
+def test_a_torn_huge_event_stays_one() -> None:
+    meter = EventMeter()
+    meter.feed(b"data: " + b"x" * 2**20 + b"x")
+    assert meter.feed(b"y" * 1000) == b""
+    assert meter.finish() == b"y" * 1000
+    assert meter.is_inside_event
+
+
+def test_an_error_without_its_blank_line_gets_one() -> None:
+    event = b'data: {"error":{"message":"boom"}}'
+    meter = EventMeter()
+    assert meter.feed(TEXT + event + b"\n") == TEXT
+    assert meter.finish() == event + b"\n\n"
+    assert meter.has_error

@@ -328,3 +328,29 @@ async def test_client_that_leaves_while_it_sends_is_not_an_error(duo: Any, acces
     await duo.until(lambda: bool(access_lines()))
     assert access_lines()[-1]["outcome"] == "client_gone"
     assert not duo.small.requests
+
+
+async def test_sdk_sees_an_error_that_the_worker_did_not_finish(fake: Any, start_router: Any) -> None:
+    raw = (EVENT, b'data: {"error":{"message":"boom"}}\n')
+    router = await start_router({"small": [await fake(Reply(raw_chunks=raw))]})
+    stream = await router.sdk().chat.completions.create(
+        model="small", messages=[{"role": "user", "content": "hi"}], stream=True
+    )
+    with pytest.raises(openai.APIError, match="boom"):
+        [chunk async for chunk in stream]
+
+
+async def test_a_huge_event_that_breaks_off_ends_with_a_frame_of_its_own(fake: Any, start_router: Any) -> None:
+    head = b'data: {"choices":[{"index":0,"delta":{"content":"' + b"x" * 2**20
+    raw = (head, b"y" * 1000, b"never sent")
+    router = await start_router({"small": [await fake(Reply(raw_chunks=raw, inter_token_s=0.3, close_after_chunks=2))]})
+    response = await router.chat(stream=True)
+    assert last_error(response.content)["code"] == "worker_failed"
+
+
+@pytest.mark.parametrize("option", ["include_usage", "continuous_usage_stats"])
+async def test_usage_in_every_event_is_for_those_who_asked(fake: Any, start_router: Any, option: str) -> None:
+    event = b'data: {"choices":[{"index":0,"delta":{"content":"x"}}],"usage":{"prompt_tokens":7}}\n\n'
+    router = await start_router({"small": [await fake(Reply(raw_chunks=(event, DONE)))]})
+    assert (await router.chat(stream=True, stream_options={option: True})).content == event + DONE
+    assert b'"usage":null' in (await router.chat(stream=True)).content
