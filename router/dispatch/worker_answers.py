@@ -30,6 +30,8 @@ _LONGEST_TEXT = 2000
 # OpenAI's types are lower-case words; SGLang's, like `BadRequest` or `400`, only repeat the status.
 _OPENAI_TYPE = re.compile(r"[a-z_]+")
 _SECONDS = re.compile(r"[0-9]{1,9}")
+# FastAPI tells in a validation error where the endpoint stands: nobody's business but the worker's.
+_PLACE_IN_SOURCE = re.compile(r'\s*File "[^"\n]*", line \d+, in \w+[^\n]*(?:\n {4}[A-Z]+ /\S*)?')
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 _NOT_PASSED = frozenset(
@@ -197,7 +199,7 @@ def _told_error(body: bytes) -> JsonObject:
 def _message(told: JsonObject, body: bytes) -> str:
     message = told.get("message")
     if isinstance(message, str) and message:
-        return message
+        return _PLACE_IN_SOURCE.sub("", message)
     return "" if told else body.decode("utf-8", "replace").strip()[:_LONGEST_TEXT]
 
 

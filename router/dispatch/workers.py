@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from router.config import AffinityConfig
-from router.dispatch.affinity import place
+from router.dispatch.affinity import PlacementReason, place
 from router.sessions.prefix_mirror import ENTRY_BYTES, PrefixMatch, PrefixMirror
 from router.sessions.prompt import Prompt
 
@@ -145,10 +145,15 @@ class WorkerPool:
         candidates = self._candidates(model, tried)
         if not candidates:
             return None
-        turn = self._turn[model] = self._turn[model] + 1
+        turn = self._turn[model]
         rotated = [candidates[(turn + offset) % len(candidates)] for offset in range(len(candidates))]
         quick = [worker for worker in rotated if not worker.slow]
-        return place(quick or rotated, prompt or Prompt(), self._affinity)
+        placement = place(quick or rotated, prompt or Prompt(), self._affinity)
+        # Neither a return to a prefix nor a second attempt is a turn taken: conversations of two turns, or requests
+        # that each fail once, would all meet the same worker.
+        if not tried and placement.reason is not PlacementReason.PREFIX:
+            self._turn[model] = turn + 1
+        return placement
 
     def _candidates(self, model: str, tried: Collection[Worker]) -> list[Worker]:
         return [

@@ -227,6 +227,11 @@ def check_chat_body(body: JsonObject, choices_limit: int) -> None:
     checked = _validated(ChatBody, body)
     if checked.n is not None and checked.n > choices_limit:
         raise InvalidRequestError(f"`n` must be at most {choices_limit} (limits.choices).", param="n")
+    for index, message in enumerate(checked.messages):
+        # Others may say nothing: an assistant that calls a tool, a tool without a result.
+        if message.role == "user" and message.content is None:
+            param = f"messages.{index}.content"
+            raise InvalidRequestError(f"`{param}` must be a string or a non-empty list of parts.", param=param)
 
 
 def check_completion_body(body: JsonObject, choices_limit: int) -> None:

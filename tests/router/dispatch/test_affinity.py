@@ -277,3 +277,13 @@ def test_the_memory_is_shared_out_among_all_workers() -> None:
             worker.prefixes.add(many)
     assert len(small.workers[0].prefixes) // 4 == len(large.workers[0].prefixes)
     assert small.longest_match("m", many).blocks == len(small.workers[0].prefixes)
+
+
+async def test_new_conversations_take_turns_whatever_old_ones_do(fake: Any, start_router: Any) -> None:
+    router = await start_router({"small": [await fake(), await fake()]})
+    talks = [Conversation(router, f"talk {number}", system=words(f"system {number}", 60)) for number in range(6)]
+    for talk in talks:
+        await talk.turn()
+        await talk.turn()
+    assert placements(router, "prefix") == 6
+    assert sorted(talk.workers[0] for talk in talks) == ["small/0"] * 3 + ["small/1"] * 3

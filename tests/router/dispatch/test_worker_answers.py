@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
 
 from engines.fake_worker import Reply
+from router.dispatch.worker_answers import error_of_status
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -73,3 +75,10 @@ async def test_neither_address_nor_bytes_of_a_broken_worker_reach_the_client(
         response = await router.chat(stream=stream)
     assert "error" in response.text
     assert not any(leak in response.text for leak in ("secret", "127.0.0.1", str(port)))
+
+
+def test_where_in_a_workers_source_it_failed_is_left_out() -> None:
+    place = '\n\n  File "/opt/x/http_server.py", line 18, in chat\n    POST /v1/chat'
+    told = f"1 validation error:\n  Field required{place}\nEnd"
+    error = error_of_status(400, json.dumps({"message": told}).encode(), [], 1)
+    assert error.message == "1 validation error:\n  Field required\nEnd"
