@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
+    from pydantic_core import ErrorDetails
 
 KeyPath = tuple[str | int, ...]
 
@@ -18,15 +19,22 @@ def first_fault(error: ValidationError) -> str:
     return f"{key}: {first['msg']}" if key else first["msg"]
 
 
-def data_path(data: object, location: Sequence[str | int]) -> KeyPath:
-    """The parts of a pydantic error location that are keys of `data`: tags of unions are left out."""
+def data_path(data: object, detail: ErrorDetails) -> KeyPath:
+    """The parts of a pydantic error's location that are keys of `data`, and the key that is missing.
+
+    Tags of unions are left out.
+    """
     kept: list[str | int] = []
-    for index, part in enumerate(location):
-        last = index == len(location) - 1
-        if isinstance(data, Mapping) and isinstance(part, str) and (part in data or last):
+    for part in detail["loc"]:
+        below = _below(data, part)
+        if below is not None:
             kept.append(part)
-            data = data.get(part)
-        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
-            kept.append(part)
-            data = data[part]
-    return tuple(kept)
+            data = below[0]
+    return (*kept, detail["loc"][-1]) if detail["type"] == "missing" else tuple(kept)
+
+
+def _below(data: Any, part: str | int) -> tuple[object] | None:
+    """What `data` has at `part`, which may be None itself."""
+    if isinstance(data, Mapping):
+        return (data[part],) if part in data else None
+    return (data[part],) if isinstance(data, list) and isinstance(part, int) and part < len(data) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -41,12 +42,16 @@ _Scorer = Annotated[HeuristicScorerConfig | RecordedScorerConfig | LearnedScorer
 ScorerConfig = Annotated[_Scorer, BeforeValidator(_spelt_out, json_schema_input_type=_Scorer | Literal["heuristic"])]
 
 
-def _tau_kind(tau: object) -> str:
+def _tau_kind(tau: object) -> str | None:
+    # Of a mapping, the kind would stand in a fault's place like one of its keys.
+    if isinstance(tau, Mapping):
+        return None
     return "list" if isinstance(tau, list | tuple) else "number"
 
 
 Thresholds = Annotated[
-    Annotated[Finite, Tag("number")] | Annotated[tuple[Finite, ...], Tag("list")], Discriminator(_tau_kind)
+    Annotated[Finite, Tag("number")] | Annotated[tuple[Finite, ...], Tag("list")],
+    Discriminator(_tau_kind, "tau_type", "Input should be a number or a list of numbers"),
 ]
 
 

@@ -16,21 +16,30 @@ SystemRole = Literal["system", "native", "user"]
 
 Value = TypeVar("Value")
 
-_SIZE = re.compile(r"(\d+)\s*(B|KiB|MiB|GiB)", re.ASCII)
+# Also the pattern of the JSON Schema, so without what editors read otherwise: `\d`, `\s`.
+_SIZE = re.compile(r"([0-9]+) *(B|KiB|MiB|GiB)")
 _SIZE_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+_MOST_SIZE = 2**40
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}", re.ASCII)
 
 
 def _parse_size(value: object) -> object:
     if not isinstance(value, str):
         return value
-    match = _SIZE.fullmatch(value.strip())
+    match = _SIZE.fullmatch(value)
     if match is None:
         raise ValueError(f"not a size: {value!r}; write bytes, or a number with B, KiB, MiB or GiB")
     return int(match[1]) * _SIZE_UNITS[match[2]]
 
 
-def _check_model_name(name: str) -> str:
+def _check_size(size: int) -> int:
+    if size > _MOST_SIZE:
+        raise ValueError(f"is more than 1 TiB ({_MOST_SIZE} bytes)")
+    return size
+
+
+def check_model_name(name: str) -> str:
+    """`name`, if a model can be called that; raises ValueError."""
     if name == AUTO_MODEL:
         raise ValueError(f"the name {AUTO_MODEL!r} is reserved for the routed model")
     if not _MODEL_NAME.fullmatch(name):
@@ -66,12 +75,14 @@ def repeated(values: list[Value]) -> Value | None:
     return next((value for index, value in enumerate(values) if value in values[:index]), None)
 
 
-_WrittenSize = int | Annotated[str, Field(pattern=f"^{_SIZE.pattern}$")]
+_WrittenSize = Annotated[int, Field(le=_MOST_SIZE)] | Annotated[str, Field(pattern=f"^{_SIZE.pattern}$")]
 
-SizeBytes = Annotated[int, BeforeValidator(_parse_size, json_schema_input_type=_WrittenSize)]
-"""A size in bytes; a file may also say `8MiB`."""
+SizeBytes = Annotated[
+    int, AfterValidator(_check_size), BeforeValidator(_parse_size, json_schema_input_type=_WrittenSize)
+]
+"""A size in bytes, up to 1 TiB; a file may also say `8MiB`."""
 
-ModelName = Annotated[str, AfterValidator(_check_model_name)]
+ModelName = Annotated[str, AfterValidator(check_model_name)]
 WorkerUrl = Annotated[str, AfterValidator(_check_worker_url)]
 ConfigPath = Annotated[Path, AfterValidator(_from_config_folder)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]

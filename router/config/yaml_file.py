@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from router.config.text_file import read_bounded
+from router.config.yaml_nodes import check_nodes
 from router.errors import ConfigError
 from router.faults import data_path
 
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 Model = TypeVar("Model", bound=BaseModel)
 
 _MOST_BYTES = 2**20
-# As written out, each alias counting as what it stands for: a few lines of aliases can stand for billions.
-_MOST_NODES = 100_000
 
 
 def load_yaml(path: Path | str, model_class: type[Model]) -> Model:
@@ -38,11 +37,7 @@ def load_yaml(path: Path | str, model_class: type[Model]) -> Model:
     path = Path(path)
     root, data = _parse(path)
     try:
-        as_json = orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS)
-    except TypeError as error:
-        raise ConfigError(f"{path}: {error}") from error
-    try:
-        return model_class.model_validate_json(as_json, strict=True, context={"folder": path.parent})
+        return model_class.model_validate_json(orjson.dumps(data), strict=True, context={"folder": path.parent})
     except ValidationError as error:
         raise ConfigError(_explain(path, root, data, model_class, error)) from error
 
@@ -54,56 +49,33 @@ def read_mapping(path: Path) -> dict[Any, Any]:
 
 def _parse(path: Path) -> tuple[yaml.Node | None, dict[Any, Any]]:
     text = read_bounded(path, _MOST_BYTES)
-    with _one_line_faults(path):
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        _check_nodes(path, root)
-        data = yaml.safe_load(text)
+    try:
+        loader = yaml.SafeLoader(text)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ConfigError(f"{path}:{line}: not valid YAML: {error.reason}") from error
+    with _one_line_faults(path, loader):
+        root = loader.get_single_node()
+        check_nodes(path, root)
+        data = None if root is None else loader.construct_document(root)
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: expected a mapping of keys at the top, found {_kind(data)}")
     return root, data
 
 
 @contextmanager
-def _one_line_faults(path: Path) -> Iterator[None]:
+def _one_line_faults(path: Path, loader: yaml.SafeLoader) -> Iterator[None]:
     try:
         yield
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         told = " ".join(str(error.problem or error.context).split())
         raise ConfigError(f"{path}:{line}: not valid YAML: {told}") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
     except RecursionError as error:
-        raise ConfigError(f"{path}: is nested too deep") from error
-    except (ValueError, TypeError, LookupError, AttributeError) as error:
-        # What the YAML library lets through when a text does not fit its explicit tag, as in `!!int x`.
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
-
-
-def _check_nodes(path: Path, root: yaml.Node | None) -> None:
-    """Refuse too many nodes, and a key given twice: YAML keeps the last one without a word, a setting would be lost."""
-    waiting = [root] if root is not None else []
-    seen = 0
-    while waiting:
-        node = waiting.pop()
-        seen += 1
-        if seen > _MOST_NODES:
-            raise ConfigError(f"{path}: has more than {_MOST_NODES} nodes, aliases written out")
-        if isinstance(node, yaml.SequenceNode):
-            waiting.extend(node.value)
-        elif isinstance(node, yaml.MappingNode):
-            _refuse_repeated_keys(path, [key for key, _ in node.value])
-            waiting.extend(child for pair in node.value for child in pair)
-
-
-def _refuse_repeated_keys(path: Path, keys: list[yaml.Node]) -> None:
-    names: set[str] = set()
-    for key in keys:
-        if not isinstance(key, yaml.ScalarNode):
-            continue
-        if key.value in names:
-            raise ConfigError(f"{path}:{key.start_mark.line + 1}: the key {key.value!r} is there twice")
-        names.add(key.value)
+        raise ConfigError(f"{path}:{loader.line + 1}: is nested too deep") from error
+    except (ValueError, ArithmeticError) as error:
+        # What the YAML library lets through of a text, as in `"\\UFFFFFFFF"`.
+        raise ConfigError(f"{path}:{loader.line + 1}: not valid YAML: {' '.join(str(error).split())}") from error
 
 
 def _explain(
@@ -112,7 +84,7 @@ def _explain(
     details = _causes(error.errors(include_url=False))
     # An unknown key is usually the cause of a missing one.
     first = next((detail for detail in details if detail["type"] == "extra_forbidden"), details[0])
-    keys = data_path(data, first["loc"])
+    keys = data_path(data, first)
     where = f"{path}:{line}" if (line := _line(root, keys)) else str(path)
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
     return f"{where}: {_sentence(model_class, keys, first, data)}{more}"
@@ -139,11 +111,17 @@ def _sentence(model_class: type[BaseModel], keys: KeyPath, detail: ErrorDetails,
             text = detail["msg"].split(", ", 1)[-1]
             return f"{dotted}: {text}" if dotted else text
         case "union_tag_invalid":
-            context = detail["ctx"]
-            return f"{dotted}.{str(context['discriminator']).strip(chr(39))} must be one of {context['expected_tags']}"
+            return f"{dotted}.{_discriminator(detail)} must be one of {detail['ctx']['expected_tags']}"
+        case "union_tag_not_found":
+            return f"the key '{dotted}.{_discriminator(detail)}' is missing"
     text = detail["msg"].replace("Input should be", "must be")
     shown = repr(_value_at(data, keys))
     return f"{dotted}: {text}, not {shown if len(shown) <= 80 else shown[:80] + '…'}"
+
+
+def _discriminator(detail: ErrorDetails) -> str:
+    """The key that says which of several sections is meant."""
+    return str(detail["ctx"]["discriminator"]).strip("'")
 
 
 def _suggestion(model_class: type[BaseModel], keys: KeyPath) -> str:

@@ -250,7 +250,7 @@ def _validated(shape: type[Shape], body: JsonObject) -> Shape:
         checked = shape.model_validate(body)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        param = ".".join(map(str, data_path(body, first["loc"])))
+        param = ".".join(map(str, data_path(body, first)))
         raise InvalidRequestError(_sentence(param, first["type"], first["msg"]), param=param) from None
     for name in ROUTERS_OWN:
         if body.get(name) is not None:

@@ -7,7 +7,7 @@ import yaml
 
 from crossfill.config import StackConfig
 from crossfill.config_file import effective, load_any, schema_of
-from router.config import RouterConfig
+from router.config import RouterConfig, load_yaml
 from router.errors import ConfigError
 
 DEMO = Path(__file__).parent.parent.parent / "deploy" / "demo.yaml"
@@ -77,8 +77,10 @@ def test_a_fault_is_told_in_the_words_of_the_kind_of_file(write, text, message):
             "none.jsonl: cannot be read: No such file or directory",
         ),
         ("routing: {ladder: [a, b], scorer: {kind: recorded, path: bad}}\n", "bad:1: "),
+        ('auth: {keys_file: "a\\0b"}\n', "file.yaml:2: auth.keys_file: has a null character"),
+        ("routing: {tau: {a: 1}}\n", "file.yaml:2: routing.tau: must be a number or a list of numbers"),
     ],
-    ids=["no keys file", "bad keys file", "empty keys file", "no scores", "bad scores"],
+    ids=["no keys file", "bad keys file", "empty keys file", "no scores", "bad scores", "null character", "tau"],
 )
 def test_files_that_a_file_names_are_checked(crossfill, write, models, section, fault):
     write("nonsense\n", "bad")
@@ -116,6 +118,22 @@ def test_show_prints_every_default_and_means_the_same(crossfill, write, text, mo
     assert effective(again) == effective(load_any(path)) == shown
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "affinity: {mirror_bytes: 1024GiB, margin: 9223372036854775807}\n",
+        "routing: {tau: 1.0e-320, sigma: 1.7e+308}\n",
+        'listen: {host: "\\x85\\u2028 \\\\ \\U0001F600"}\n',
+        "listen: {host: 2020-01-01}\nauth: {keys_file: 'null'}\n",
+    ],
+    ids=["integers", "numbers", "text", "words"],
+)
+def test_show_of_whatever_is_taken_can_be_taken_again(write, text):
+    taken = load_any(write(ROUTER + text))
+    shown = yaml.safe_dump(effective(taken), sort_keys=False, allow_unicode=True)
+    assert load_any(write(shown, "again.yaml")) == taken
+
+
 def test_show_of_a_bad_file_is_one_line(crossfill, write):
     ended = crossfill("config", "show", write(ROUTER + "routing: {taus: 1}\n"))
     assert (ended.returncode, ended.stdout) == (1, "")
@@ -149,11 +167,28 @@ def test_schema_takes_what_the_program_takes():
         (DEMO.read_text().replace("tau:", "taus:"), "taus"),
         (DEMO.read_text().replace("source:", "sources:"), "sources"),
         (STACK + "limits: {body_bytes: 8 apples}\n", "8 apples"),
+        (STACK + "limits: {body_bytes: ' 8 MiB '}\n", " 8 MiB "),
+        (STACK + "limits: {body_bytes: '8\u00a0MiB'}\n", "8\\xa0MiB"),
+        (STACK + "limits: {body_bytes: '٨MiB'}\n", "٨MiB"),
+        (STACK + "affinity: {mirror_bytes: 1099511627777}\n", "1099511627777"),
         (STACK + "routing: {scorer: learnt}\n", "learnt"),
         (STACK + "routing: {sigma: -1}\n", "-1"),
         (ROUTER, "workers"),
     ],
-    ids=["key", "key of a model", "size", "scorer", "number", "the other kind"],
+    ids=[
+        "key",
+        "key of a model",
+        "size",
+        "blanks",
+        "other blank",
+        "other digit",
+        "large size",
+        "scorer",
+        "number",
+        "the other kind",
+    ],
 )
-def test_schema_refuses_what_the_program_refuses(text, word):
+def test_schema_refuses_what_the_program_refuses(write, text, word):
     assert any(word in message for message in faults("stack", text))
+    with pytest.raises(ConfigError):
+        load_yaml(write(text), StackConfig)

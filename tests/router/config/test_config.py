@@ -89,7 +89,7 @@ def test_sizes_may_have_units_and_paths_are_relative_to_the_file(tmp_path: Path)
             ":4: routing: ladder takes two models or more, weakest first; it has 1",
         ),
         (f"{MODELS}routing: {{tau: [0.1, x]}}\n", ":4: routing.tau.1: must be a valid number, not 'x'"),
-        (f"{MODELS}routing: {{tau: [.nan]}}\n", ":4: routing.tau.0: must be a valid number, not nan"),
+        (f"{MODELS}routing: {{tau: [.nan]}}\n", ":4: routing.tau.0: must be a finite number, not nan"),
         (
             f"{MODELS}routing: {{ladder: [small, large], tau: [0.1, 0.2]}}\n",
             ":4: routing: tau takes one number, or a list of 1 for the neighbours of this ladder; it has 2",
@@ -124,13 +124,15 @@ def test_sizes_may_have_units_and_paths_are_relative_to_the_file(tmp_path: Path)
         ),
         (
             f"{MODELS}listen: !!python/name:os.a {{}}\n",
-            ":4: not valid YAML: could not determine a constructor for the tag 'tag:yaml.org,2002:python/name:os.a'",
+            ":4: listen: a configuration has no values of the type !!python/name:os.a",
         ),
         (f"{MODELS}? [a, b]\n: 1\n", ":4: not valid YAML: found unhashable key"),
         (f"{MODELS}? {{a: b}}\n: 1\n", ":4: not valid YAML: found unhashable key"),
-        (f"a: {'[' * 3000}{']' * 3000}\n", ": is nested too deep"),
-        ("a: !!int x\n", ": not valid YAML: invalid literal for int() with base 10: 'x'"),
-        ("a: &a [*a]\n", ": has more than 100000 nodes, aliases written out"),
+        (f"a: {'[' * 3000}{']' * 3000}\n", ":1: is nested too deep"),
+        (f"a: 1\nb: {'[' * 65}{']' * 65}\n", ":2: is nested too deep"),
+        ("a: !!int x\n", ":1: a: not valid YAML: invalid literal for int() with base 10: 'x'"),
+        ("a: &a [*a]\n", ":1: is nested too deep"),
+        (f"a: &a [{'*a,' * 2000}]\n", ": has more than 100000 nodes, aliases written out"),
         (
             "a: &a [1,1,1,1,1,1,1,1,1,1]\n"
             + "".join(f"{n}: &{n} [{f'*{a},' * 10}]\n" for a, n in pairwise("abcdefghi")),
@@ -145,6 +147,90 @@ def test_sizes_may_have_units_and_paths_are_relative_to_the_file(tmp_path: Path)
 )
 def test_fault_is_one_line_with_place_and_remedy(tmp_path: Path, text: str, message: str) -> None:
     assert told(tmp_path, text) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("routing: {tau: {a: 1}}", "routing.tau: must be a number or a list of numbers, not {'a': 1}"),
+        ("routing: {tau: {number: 1}}", "routing.tau: must be a number or a list of numbers, not {'number': 1}"),
+        ("routing: {tau: {}}", "routing.tau: must be a number or a list of numbers, not {}"),
+        ("routing: {tau: [{list: 1}]}", "routing.tau.0: must be a valid number, not {'list': 1}"),
+        ("routing: {scorer: {heuristic: 1}}", "the key 'routing.scorer.kind' is missing"),
+        (
+            "routing: {scorer: {kind: {recorded: 1}}}",
+            "routing.scorer.kind must be one of 'heuristic', 'recorded', 'learned'",
+        ),
+        (
+            "routing: {scorer: {kind: recorded, path: {recorded: 1}}}",
+            "routing.scorer.path: must be a valid string, not {'recorded': 1}",
+        ),
+        (
+            "routing: {scorer: {kind: recorded, path: a, recorded: {}}}",
+            "unknown key 'routing.scorer.recorded'; expected one of: kind, path",
+        ),
+        ("routing: {scorer: [1]}", "routing.scorer: must be an object, not [1]"),
+    ],
+)
+def test_fault_within_alternatives_is_told_by_the_keys_of_the_file(tmp_path: Path, text: str, message: str) -> None:
+    assert told(tmp_path, f"{MODELS}{text}\n") == f":4: {message}"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('auth: {keys_file: "a\\0b"}', "auth.keys_file: has a null character"),
+        ('routing: {scorer: {kind: recorded, path: "\\0"}}', "routing.scorer.path: has a null character"),
+        ('routing: {scorer: {kind: learned, path: "\\0"}}', "routing.scorer.path: has a null character"),
+        ('auth: {keys_file: "\\uD800"}', "auth.keys_file: has half of a surrogate pair"),
+        ('"\\0": 1', "the key '\\x00' has a null character"),
+        ("streams: {heartbeat_s: .inf}", "streams.heartbeat_s: must be a finite number, not inf"),
+        ("sessions: {remembered: -.inf}", "sessions.remembered: must be a finite number, not -inf"),
+        ("limits: {default_max_tokens: .nan}", "limits.default_max_tokens: must be a finite number, not nan"),
+        ("limits: {default_max_tokens: 1.0e+999}", "limits.default_max_tokens: must be a finite number, not inf"),
+        ("limits: {choices: 9223372036854775808}", "limits.choices: must be a number of at most 64 bits"),
+        (
+            "limits: {body_bytes: !!binary aGk=}",
+            "limits.body_bytes: a configuration has no values of the type !!binary",
+        ),
+        ("limits: {body_bytes: !!set {a, b}}", "limits.body_bytes: a configuration has no values of the type !!set"),
+        ("limits: !!omap [a: 1]", "limits: a configuration has no values of the type !!omap"),
+        ("limits: {choices: 2020-99-01}", "limits.choices: not valid YAML: month must be in 1..12"),
+        ("on: 1", "the key 'on' is not a text; if it is meant as one, quote it"),
+        ("? !!binary aGk=\n: 1", "the key 'aGk=' is not a text; if it is meant as one, quote it"),
+        ('listen: {host: "\\UFFFFFFFF"}', "not valid YAML: Python int too large to convert to C int"),
+        ("listen: {host: \x01}", "not valid YAML: special characters are not allowed"),
+        (
+            "limits: {body_bytes: 99999999999999999999999GiB}",
+            "limits.body_bytes: is more than 1 TiB (1099511627776 bytes)",
+        ),
+        ("affinity: {mirror_bytes: 1099511627777}", "affinity.mirror_bytes: is more than 1 TiB (1099511627776 bytes)"),
+        (
+            "limits: {body_bytes: ' 8 MiB '}",
+            "limits.body_bytes: not a size: ' 8 MiB '; write bytes, or a number with B, KiB, MiB or GiB",
+        ),
+    ],
+)
+def test_value_that_no_configuration_can_hold_is_told_by_its_place(tmp_path: Path, text: str, message: str) -> None:
+    assert told(tmp_path, f"{MODELS}{text}\n") == f":4: {message}"
+
+
+@pytest.mark.parametrize("text", [".inf", "-.inf", ".nan"])
+def test_optional_number_that_is_not_finite_is_not_taken_for_none(tmp_path: Path, text: str) -> None:
+    fault = f"models: [{{name: m, workers: ['http://a'], prefill_tokens_per_s: {text}}}]\n"
+    assert told(tmp_path, fault) == (
+        f":1: models.0.prefill_tokens_per_s: must be a finite number, not {text.replace('.', '')}"
+    )
+
+
+def test_merged_keys_are_taken(tmp_path: Path) -> None:
+    text = (
+        "models:\n  - &a {name: small, workers: ['http://a']}\n  - {<<: *a, name: large}\n"
+        "limits: {body_bytes: 1024 GiB}\n"
+    )
+    config = load(tmp_path, text)
+    assert config.models[1].workers == ("http://a",)
+    assert config.limits.body_bytes == 2**40
 
 
 @pytest.mark.parametrize(
