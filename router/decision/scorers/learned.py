@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from router.config.text_file import read_bounded
-from router.config.values import Finite, NotNegative
 from router.decision.policy import Scores
 from router.decision.scorers.inputs import INPUT_NAMES, INPUTS_VERSION, inputs_of, standardised
 from router.errors import ConfigError
@@ -29,8 +28,11 @@ _MOST_BYTES = 2**20
 _DECIMALS = 4
 
 _OnePerInput = Field(min_length=len(INPUT_NAMES), max_length=len(INPUT_NAMES))
-_Numbers = Annotated[tuple[Finite, ...], _OnePerInput]
-_Scales = Annotated[tuple[NotNegative, ...], _OnePerInput]
+# Far beyond any fit, and so small that no sum of them overflows: inputs are bounded deviations. Means and scales are
+# those of inputs; a scale has no least value, since an input that hardly varied has one of rounding errors.
+_Weight = Annotated[float, Field(ge=-1e6, le=1e6)]
+_Mean = Annotated[float, Field(ge=-1e9, le=1e9)]
+_Scale = Annotated[float, Field(ge=0, le=1e9)]
 
 
 class _Part(BaseModel):
@@ -42,15 +44,15 @@ class Inputs(_Part):
 
     version: int
     names: tuple[str, ...]
-    mean: _Numbers
-    scale: _Scales
+    mean: Annotated[tuple[_Mean, ...], _OnePerInput]
+    scale: Annotated[tuple[_Scale, ...], _OnePerInput]
 
 
 class Logistic(_Part):
     """Log-odds of a good answer: the intercept, and a coefficient per deviation of each input."""
 
-    intercept: Finite
-    coefficients: _Numbers
+    intercept: _Weight
+    coefficients: Annotated[tuple[_Weight, ...], _OnePerInput]
 
     def quality(self, deviations: Sequence[float]) -> float:
         """In [0, 1]."""
