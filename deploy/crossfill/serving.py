@@ -1,6 +1,7 @@
 """What a running router serves, asked over HTTP."""
 
 import asyncio
+import re
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -10,6 +11,9 @@ import aiohttp
 from crossfill.errors import ServingError
 
 _LIMIT_S = 10.0
+
+# What the router takes as a key.
+_KEY = re.compile(r"[!-~]{1,512}")
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,11 @@ def ask_router(url: str, key: str | None) -> Serving:
     url = url.rstrip("/").removesuffix("/v1")
     if urlsplit(url).scheme not in {"http", "https"}:
         raise ServingError(f"not a URL: {url!r}; write http://HOST:PORT")
+    # The key itself is a secret: it is not shown.
+    if key and not _KEY.fullmatch(key):
+        raise ServingError(
+            "the key of --key or CROSSFILL_API_KEY cannot be sent: it must be visible ASCII, at most 512"
+        )
     try:
         return asyncio.run(_ask(url, key))
     except aiohttp.ClientConnectorError as error:

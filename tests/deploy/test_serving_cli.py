@@ -7,7 +7,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 import yaml
 
+from crossfill.errors import ServingError
 from crossfill.keys_file import add_key
+from crossfill.serving import ask_router
 from engines.fake_worker import FakeWorker
 from router.config import RouterConfig, load_yaml
 from router.lifecycle import Lifecycle
@@ -155,14 +157,25 @@ def test_serving_sends_the_key_it_is_given(crossfill, tmp_path, write):
     assert key not in by_option.stdout
 
 
+@pytest.mark.parametrize("key", ["a\nb", "a\rb", "a b", "a\tb", "clé", "\x7f", "a" * 513])
+def test_serving_names_the_key_that_cannot_be_sent(key):
+    # No router is needed: nothing is asked.
+    with pytest.raises(ServingError, match=r"^the key of --key or CROSSFILL_API_KEY cannot be sent: ") as caught:
+        ask_router("http://127.0.0.1:1", key)
+    assert key not in str(caught.value)
+    with pytest.raises(ServingError, match="nothing answers"):
+        ask_router("http://127.0.0.1:1", "a" * 512)
+
+
 def test_serving_where_nobody_or_somebody_else_listens_is_one_line(crossfill, closed_url):
     with other_program() as page:
-        for url, message in (
+        for url, message, *key in (
             (closed_url, f"nothing answers at {closed_url}"),
             ("127.0.0.1:8000", "not a URL: '127.0.0.1:8000'"),
             (page, f"what answers at {page} is not a Crossfill router"),
+            (page, "the key of --key or CROSSFILL_API_KEY cannot be sent: ", "--key", "a\nb"),
         ):
-            ended = crossfill("models", "serving", url)
+            ended = crossfill("models", "serving", url, *key)
             assert ended.returncode == 1
             assert ended.stderr.startswith(f"crossfill: {message}")
             assert len(ended.stderr.strip().splitlines()) == 1
