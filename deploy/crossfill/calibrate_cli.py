@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
     from crossfill.router_calibration.fit import Progress
 
 app = typer.Typer(no_args_is_help=True)
+
+
+def _number(value: float) -> float:
+    """Typer's ranges take nan: it is neither below the one end nor above the other."""
+    if math.isnan(value):
+        raise typer.BadParameter("nan is not a number")
+    return value
 
 
 @app.callback()
@@ -36,16 +44,25 @@ def router(
     ] = None,
     target_large_share: Annotated[
         float,
-        typer.Option(min=0.001, max=0.999, help="Share of queries for the strongest model; tau is solved for it."),
+        typer.Option(
+            min=0.001,
+            max=0.999,
+            callback=_number,
+            help="Share of queries for the strongest model; tau is solved for it.",
+        ),
     ] = 0.3,
-    sigma: Annotated[float, typer.Option(min=0, help="Noise of the policy.")] = 0.1,
-    holdout: Annotated[float, typer.Option(min=0.05, max=0.95, help="Share of prompts kept for judging.")] = 0.3,
+    # Qualities are in [0, 1]: ten times that drowns them.
+    sigma: Annotated[float, typer.Option(min=0, max=10, callback=_number, help="Noise of the policy.")] = 0.1,
+    holdout: Annotated[
+        float, typer.Option(min=0.05, max=0.95, callback=_number, help="Share of prompts kept for judging.")
+    ] = 0.3,
     seed: Annotated[int, typer.Option(min=0, help="Of the split, the folds and the resampling.")] = 0,
     output: Annotated[Path, typer.Option(help="The scorer's file.", dir_okay=False)] = Path("router-scorer.json"),
     report: Annotated[Path | None, typer.Option(help="Also write an HTML report here.", dir_okay=False)] = None,
 ) -> None:
     """Fit the learned scorer, judge it on held-out queries, and solve tau for a share of large calls."""
     fields, names = _pairs(score, "--score"), _pairs(model, "--model")
+    _require_different_files({"--data": data, "--output": output, "--report": report})
     _require_packages()
     from rich.console import Console
 
@@ -77,11 +94,38 @@ def _pairs(given: Sequence[str] | None, option: str) -> dict[str, str]:
     return pairs
 
 
+def _require_different_files(files: dict[str, Path | None]) -> None:
+    """Whatever way they are written: none of them may be overwritten by another."""
+    seen: list[tuple[str, Path]] = []
+    for option, file in files.items():
+        if file is None:
+            continue
+        for other, path in seen:
+            if _same_file(file, path):
+                raise typer.BadParameter(f"{file} is the file of {other} too", param_hint=option)
+        seen.append((option, file))
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        # One of them is not there yet.
+        return one.resolve() == other.resolve()
+
+
 def _check_names(names: dict[str, str], ladder: Sequence[str]) -> None:
+    from router.config.values import check_model_name
+
     for name in names:
         if name not in ladder:
             raise typer.BadParameter(f"{name!r} is not in the ladder ({', '.join(ladder)})", param_hint="--model")
     called = [names.get(name, name) for name in ladder]
+    for name in called:
+        try:
+            check_model_name(name)
+        except ValueError as error:
+            raise typer.BadParameter(f"{error}. NAME=MODEL renames one", param_hint="--model") from error
     if len(set(called)) < len(called):
         raise typer.BadParameter(f"two models get one name: {', '.join(called)}", param_hint="--model")
 

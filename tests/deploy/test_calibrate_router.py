@@ -170,6 +170,15 @@ def test_fractions_and_repeated_prompts_are_averaged(tmp_path):
         ({"prompt": "x", "scores": {"a": 1}}, "no score for the model 'b'"),
         ({"prompt": "x", "scores": {"a": 1, "b": 2}}, "score of 'b': must be true, false or in [0, 1], not 2"),
         ({"prompt": "x", "scores": {"a": 1, "b": "1"}}, "score of 'b': must be true, false or in [0, 1], not '1'"),
+        (
+            f'{{"prompt": "x", "scores": {{"a": 1, "b": {"9" * 400}}}}}',
+            "score of 'b': must be true, false or in [0, 1], not 9",
+        ),
+        (f'{{"prompt": "x", "scores": {{"a": 1, "b": {"9" * 5000}}}}}', "not JSON: "),
+        (
+            '{"prompt": "x", "scores": {"a": 1, "b": -Infinity}}',
+            "score of 'b': must be true, false or in [0, 1], not -inf",
+        ),
         ('{"prompt": "x", "scores": {"a": 1, "b": NaN}}', "score of 'b': must be true, false or in [0, 1], not nan"),
     ],
 )
@@ -291,3 +300,83 @@ def test_mistake_is_told(run, arguments, status, message):
     assert message in err
     # With status 2 the usage is shown as well.
     assert len(err.strip().splitlines()) == 1 or status == 2
+
+
+SCORES = ("--score", "small=small_correct", "--score", "large=large_correct")
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        (option, value)
+        for option in ("--sigma", "--holdout", "--target-large-share")
+        for value in ("nan", "inf", "1e308")
+    ],
+)
+def test_number_that_means_nothing_is_refused(run, tmp_path, option, value):
+    output = tmp_path / "scorer.json"
+    ended, _, err = run("--data", SAMPLE, *SCORES, option, value, "--output", output)
+    assert (ended, option in err, output.exists()) == (2, True, False), err
+
+
+def test_largest_noise_gives_a_tau(run, tmp_path):
+    ended, out, err = run("--data", SAMPLE, *SCORES, "--sigma", 10, "--output", tmp_path / "scorer.json")
+    assert ended == 0, err
+    assert math.isfinite(yaml.safe_load(out.split("\n\n")[-1])["routing"]["tau"])
+
+
+@pytest.fixture
+def one_file(tmp_path, monkeypatch):
+    """The folder of `data.jsonl`, which is also `link`, `hard` and `sub/../data.jsonl`; nothing in it is readable."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "data.jsonl").write_text("not read")
+    (tmp_path / "link").symlink_to("data.jsonl")
+    (tmp_path / "hard").hardlink_to("data.jsonl")
+    (tmp_path / "folder").symlink_to("sub")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("output", "report", "hint"),
+    [
+        ("data.jsonl", "r.html", "--output"),
+        ("link", "r.html", "--output"),
+        ("hard", "r.html", "--output"),
+        ("sub/../data.jsonl", "r.html", "--output"),
+        ("scorer.json", "link", "--report"),
+        ("scorer.json", "./scorer.json", "--report"),
+        ("sub/new", "folder/new", "--report"),
+    ],
+)
+def test_no_file_is_overwritten_by_another(run, one_file, output, report, hint):
+    ended, _, err = run("--data", "data.jsonl", "--output", output, "--report", report)
+    assert ended == 2
+    assert f"Invalid value for {hint}" in err
+    assert (one_file / "data.jsonl").read_text() == "not read"
+    assert not (one_file / "scorer.json").exists()
+    # Different files come as far as being read.
+    ended, _, err = run("--data", "data.jsonl", "--output", "scorer.json", "--report", "r.html")
+    assert (ended, "data.jsonl:1: not JSON" in err) == (1, True)
+
+
+@pytest.mark.parametrize("name", ["auto", "a b", "x" * 201, "-a", "a\nb"])
+def test_name_that_the_router_refuses_is_refused_before_the_fit(run, tmp_path, name):
+    output = tmp_path / "scorer.json"
+    ended, out, err = run("--data", SAMPLE, *SCORES, "--model", f"small={name}", "--output", output)
+    assert (ended, out, output.exists()) == (2, "", False)
+    assert "Invalid value for --model" in err
+
+
+@pytest.mark.parametrize("name", ["", "auto"])
+def test_name_in_the_data_that_the_router_refuses_needs_another(run, tmp_path, name):
+    data = write(tmp_path / "x.jsonl", *[{"prompt": f"p {n}", "scores": {name: n % 2, "b": 1}} for n in range(200)])
+    output = tmp_path / "scorer.json"
+    ended, _, err = run("--data", data, "--output", output)
+    assert (ended, "Invalid value for --model" in err, output.exists()) == (2, True, False), err
+
+
+def test_name_that_the_router_refuses_may_be_given_another(run, tmp_path):
+    data = write(tmp_path / "x.jsonl", *[{"prompt": f"p {n}", "scores": {"auto": n % 2, "b": 1}} for n in range(200)])
+    ended, _, err = run("--data", data, "--model", "auto=a", "--output", tmp_path / "scorer.json")
+    assert ended == 0, err

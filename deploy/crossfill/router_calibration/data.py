@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -123,6 +122,8 @@ def _scores(where: str, given: Mapping[str, Any], ladder: tuple[str, ...]) -> ND
         if model not in given:
             raise CalibrationError(f"{where}: no score for the model {model!r}")
         score = given[model]
-        if not isinstance(score, bool | int | float) or not math.isfinite(score) or not 0 <= score <= 1:
-            raise CalibrationError(f"{where}: score of {model!r}: must be true, false or in [0, 1], not {score!r}")
+        if not isinstance(score, bool | int | float) or not 0 <= score <= 1:
+            shown = repr(score)
+            shown = shown if len(shown) <= 80 else shown[:80] + "…"
+            raise CalibrationError(f"{where}: score of {model!r}: must be true, false or in [0, 1], not {shown}")
     return np.array([float(given[model]) for model in ladder])
