@@ -64,7 +64,8 @@ def conclusions(result: Calibrated) -> list[str]:
     else:
         said.append(
             f"On {held} held-out queries routing by these scores cannot be told from random routing: APGR "
-            f"{routing.apgr.value:.2f}, 95 % interval {_interval(routing.apgr)}, against 0.50."
+            f"{routing.apgr.value:.2f}, 95 % interval {_interval(routing.apgr)}, against 0.50. Do not use them as they "
+            "are: give more prompts (some hundred at the least), or stay with the heuristic scorer."
         )
     if routing.recovered.value is not None and routing.large_share.value is not None:
         share = routing.large_share.value
