@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -27,6 +28,20 @@ def test_a_larger_file_is_told_as_that_even_if_the_bound_cuts_a_character(path: 
         with pytest.raises(ConfigError) as caught:
             read_bounded(path, limit_bytes)
         assert str(caught.value) == f"{path}: is larger than {limit_bytes} bytes"
+
+
+def test_what_would_have_to_be_waited_for_is_refused_at_once(path: Path) -> None:
+    os.mkfifo(path)
+    with pytest.raises(ConfigError) as caught:
+        read_bounded(path, 5)
+    assert str(caught.value) == f"{path}: cannot be read: it is not a regular file"
+
+
+def test_a_link_to_a_file_is_read(path: Path) -> None:
+    path.write_text("a")
+    link = path.with_name("link")
+    link.symlink_to(path)
+    assert read_bounded(link, 5) == "a"
 
 
 def test_what_is_no_text_or_no_file_is_one_line(path: Path) -> None:

@@ -139,6 +139,11 @@ async def test_a_lasting_fault_is_told_once_and_a_new_one_again(
     assert await told() == (2, 2)
     path.unlink()
     assert await told() == (3, 3)
+    os.mkfifo(path)
+    assert await told() == (4, 4)
+    path.unlink()
+    path.write_text(f"b sha256:{HASH}\n")
+    assert await told() == (4, 4)
 
 
 async def test_a_watch_that_ends_is_told(
