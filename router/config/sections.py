@@ -32,7 +32,8 @@ class LimitsConfig(Section):
     """
 
     body_bytes: SizeBytes = Field(default=8 * 2**20, ge=1)
-    nesting_depth: int = Field(default=64, ge=4, le=500)
+    # Bodies are read with up to 1024 levels, but written again with up to 254.
+    nesting_depth: int = Field(default=64, ge=4, le=250)
     json_values: int = Field(default=200_000, ge=100)
     choices: int = Field(default=8, ge=1)
     default_max_tokens: int | None = Field(default=None, ge=1)

@@ -6,8 +6,12 @@ from typing import Any
 
 import orjson
 import pytest
+from pydantic import ValidationError
+
+from router.config import LimitsConfig
 
 CHAT = "/v1/chat/completions"
+_DEEPEST = 250
 USER = {"role": "user", "content": "hi"}
 
 
@@ -175,6 +179,42 @@ async def test_depth_has_its_own_code_whatever_the_parser_says(duo: Any, levels:
     error = (await duo.client.post(CHAT, content=nested(levels))).json()["error"]
     assert error["code"] == "nesting_too_deep"
     assert (await duo.client.post(CHAT, content=nested(63))).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions"])
+async def test_the_deepest_body_that_may_be_allowed_reaches_the_worker(
+    fake: Any, start_router: Any, route: str, stream: bool
+) -> None:
+    with pytest.raises(ValidationError):
+        LimitsConfig(nesting_depth=_DEEPEST + 1)
+    worker = await fake()
+    router = await start_router({"small": [worker]}, limits={"nesting_depth": _DEEPEST})
+    own = {"messages": [USER]} if "chat" in route else {"prompt": "hi"}
+    deep: list[dict[str, Any]] = [
+        {**own, "metadata": {"x": levels(_DEEPEST - 2)}},
+        {**own, "other": levels(_DEEPEST - 1)},
+    ]
+    if "chat" in route:
+        deep.append({"messages": [{**USER, "other": levels(_DEEPEST - 3)}]})
+        part = {"type": "text", "text": "hi", "other": levels(_DEEPEST - 5)}
+        deep.append({"messages": [{"role": "user", "content": [part]}]})
+    for fields in deep:
+        response = await router.client.post(route, json={"model": "small", "stream": stream, **fields})
+        assert response.status_code == 200, response.text
+        sent = worker.requests[-1].body
+        assert all(sent[name] == value for name, value in fields.items())
+        too_deep = {"model": "small", **fields, "other": levels(_DEEPEST)}
+        refused = await router.client.post(route, json=too_deep)
+        assert refused.json()["error"]["code"] == "nesting_too_deep"
+
+
+def levels(count: int) -> list[Any]:
+    """So many lists in each other."""
+    nested_lists: list[Any] = []
+    for _ in range(count - 1):
+        nested_lists = [nested_lists]
+    return nested_lists
 
 
 @pytest.mark.parametrize(
