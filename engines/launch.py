@@ -28,7 +28,8 @@ def command(config: WorkerConfig) -> list[str]:
         raise WorkerConfigError(
             f"model folder {config.model_path} does not exist (`crossfill models list` shows names that can be made)"
         )
-    return [sys.executable, "-m", "engines.worker", *config.sglang_args()]
+    # -P: else a file in the working folder would be taken for a module.
+    return [sys.executable, "-P", "-m", "engines.worker", *config.sglang_args()]
 
 
 def _has_nvidia_driver() -> bool:

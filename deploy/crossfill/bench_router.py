@@ -132,7 +132,7 @@ class _Run:
             seed=self._bench.seed + in_flight,
         )
         with subprocess.Popen(
-            [sys.executable, "-m", "crossfill.bench_load"],
+            [sys.executable, "-P", "-m", "crossfill.bench_load"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -210,7 +210,7 @@ def _router_config(bench: RouterBench, workers: Sequence[Address], port: int, ke
 def _process(folder: Path, name: str, *arguments: str, module: str = "crossfill") -> Iterator[subprocess.Popen[bytes]]:
     with (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(  # noqa: S603  # our own program
-            [sys.executable, "-m", module, *arguments], stdout=log, stderr=subprocess.STDOUT
+            [sys.executable, "-P", "-m", module, *arguments], stdout=log, stderr=subprocess.STDOUT
         )
     try:
         yield process

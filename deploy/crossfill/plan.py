@@ -56,7 +56,7 @@ def make_plan(config: StackConfig, folders: Mapping[str, Path | str], state_dir:
     router_file = state_dir / "run" / "router.yaml"
     router = ChildSpec(
         name="router",
-        command=(sys.executable, "-m", "crossfill", "serve", str(router_file)),
+        command=(sys.executable, "-P", "-m", "crossfill", "serve", str(router_file)),
         environment=dict(os.environ),
         url=f"http://{reachable(listen.host)}:{listen.port}",
         health_path="/live",

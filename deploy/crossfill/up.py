@@ -89,7 +89,7 @@ def prepare_sources(sources: Sequence[str], root: Path) -> dict[str, Path | str]
     if names:
         # In a process of its own: building imports torch, and this one stays for as long as the service runs.
         made = subprocess.run(  # noqa: S603  # our own program, names from the catalogue
-            [sys.executable, "-m", "crossfill", "models", "prepare", *names, "--root", str(root)],
+            [sys.executable, "-P", "-m", "crossfill", "models", "prepare", *names, "--root", str(root)],
             check=False,
             # The folders, which this process knows; progress is on stderr.
             stdout=subprocess.DEVNULL,

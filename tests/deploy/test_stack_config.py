@@ -50,6 +50,22 @@ def test_every_replica_gets_a_port_and_the_router_knows_them_all(tmp_path):
     assert plan.router_config.listen.port > 0
 
 
+def test_files_in_the_working_folder_are_no_modules_of_what_is_started(tmp_path):
+    config = load(tmp_path, **two_models(listen={"port": 0}))
+    plan = plan_of(config, tmp_path)
+    for name in ("secrets.py", "router.py", "engines.py"):
+        (tmp_path / name).write_text("raise SystemExit(7)")
+
+    def status_of(*flags):
+        code = "import secrets, router, engines"
+        return subprocess.run([sys.executable, *flags, "-c", code], cwd=tmp_path, check=False).returncode
+
+    assert status_of() == 7
+    for spec in (*plan.workers, plan.router):
+        flags = spec.command[1 : spec.command.index("-m")]
+        assert status_of(*flags) == 0, spec.name
+
+
 def test_the_written_router_file_is_the_routers_own_configuration(tmp_path):
     config = load(tmp_path, **two_models(routing={"ladder": ["small", "large"], "tau": 0.25}, listen={"port": 0}))
     plan = plan_of(config, tmp_path)
