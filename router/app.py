@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry, ProcessCollector
 
 from router.api.edge import Edge
 from router.api.error_handlers import add_error_handlers
@@ -27,11 +26,14 @@ from router.services import Services
 from router.sessions.memory import Sessions
 from router.stream.relay import Relay
 from router.telemetry.metrics import RouterMetrics
+from router.telemetry.shared_metrics import OwnRegistry
 from router.tenants.identity import Identity
 from router.tenants.keyring import KeyWatch, open_keyring
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
+
+    from prometheus_client import CollectorRegistry
 
     from router.config import RouterConfig
     from router.decision.scorers import Scorer
@@ -62,7 +64,7 @@ def create_app(
     lifecycle = lifecycle or Lifecycle()
     offload = Offload()
     pool = WorkerPool(config.models, config.affinity)
-    metrics = RouterMetrics(registry or _process_registry())
+    metrics = RouterMetrics(registry or OwnRegistry())
     metrics.watch_workers(pool.workers)
     sessions = Sessions(config, pool, metrics.sessions)
     dispatcher = Dispatcher(
@@ -112,9 +114,3 @@ def _assemble(services: Services, transport: Transport, monitor: HealthMonitor, 
     app.include_router(openapi_routes(services))
     add_error_handlers(app)
     return app
-
-
-def _process_registry() -> CollectorRegistry:
-    registry = CollectorRegistry()
-    ProcessCollector(registry=registry)
-    return registry

@@ -18,6 +18,7 @@
         │   ├── ReuseUnavailableError   422  reuse is required and no worker can reuse
         │   └── HeadTooLargeError       431  more bytes of request line and headers than the router reads
         ├── WorkerRefusalError          the client, in the worker's words: a 4xx of the worker, relayed
+        ├── MetricsLostError            503  the operator: files of a running process were removed
         ├── ShuttingDownError           503  nobody: the process ends, the client may try again
         └── UpstreamError               the workers' operator
             ├── NoHealthyWorkerError    503  with Retry-After
@@ -33,7 +34,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 JsonObject = dict[str, object]
 
@@ -196,6 +197,18 @@ class WorkerRefusalError(AnsweredError):
         super().__init__(message, param=param, code=code)
         self.status = status
         self.type = type_ or type(self).type
+
+
+class MetricsLostError(AnsweredError):
+    """Metrics of the processes in the slots `lost` can no longer be read; those of the others alone would mislead."""
+
+    status = 503
+    code = "metrics_lost"
+
+    def __init__(self, lost: Sequence[int]) -> None:
+        super().__init__(
+            f"The metrics files of process {', '.join(map(str, lost))} were removed; restart the router to count again."
+        )
 
 
 class ShuttingDownError(AnsweredError):

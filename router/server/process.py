@@ -57,7 +57,9 @@ def run(parent: socket.socket) -> int:
     config = assignment.config
     try:
         app = create_app(
-            config, registry=SharedRegistry(assignment.metrics_folder, assignment.slot), lifecycle=lifecycle
+            config,
+            registry=SharedRegistry(assignment.metrics_folder, assignment.slot, config.listen.processes),
+            lifecycle=lifecycle,
         )
     except ConfigError as error:
         parent.sendall(ERROR + str(error).encode() + b"\n")

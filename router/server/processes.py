@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from router.errors import ConfigError
 from router.server import serve
 from router.server.process import ERROR, READY, Assignment
-from router.telemetry.shared_metrics import FOLDER_VARIABLE, forget_gauges
+from router.telemetry.shared_metrics import FOLDER_VARIABLE, forget_gauges, reserve_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,7 +46,8 @@ def run(config: RouterConfig) -> None:
     serve.configure_logging()
     with ExitStack() as held:
         listeners = [held.enter_context(listener) for listener in bind(config.listen)]
-        folder = Path(held.enter_context(TemporaryDirectory(prefix="crossfill-metrics-")))
+        folder = Path(held.enter_context(TemporaryDirectory(prefix="crossfill-metrics-", ignore_cleanup_errors=True)))
+        reserve_files(folder, config.listen.processes)
         if status := asyncio.run(_Parent(config, listeners, folder).run()):
             raise SystemExit(status)
 
@@ -127,6 +128,7 @@ class _Parent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled)
+        host, port = self._listeners[0].getsockname()[:2]
         # One goes ahead: what keeps it from starting, a bad file above all, would keep all of them.
         first = await self._start(0)
         await first.settle()
@@ -135,7 +137,6 @@ class _Parent:
             if first.fault:
                 raise ConfigError(first.fault)
             return serve.START_FAILED
-        host, port = self._listeners[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         _log.info("%d processes running on http://%s:%d", self._config.listen.processes, shown, port)
         others = (self._keep(slot) for slot in range(1, self._config.listen.processes))
@@ -146,6 +147,9 @@ class _Parent:
         # The second one asks for an end without waiting for requests; SIGINT means that to a process that is stopping.
         number = signal.SIGINT if self._stopping.is_set() else signal.SIGTERM
         self._stopping.set()
+        # A socket that one process holds open takes connections, which nobody would accept any more.
+        for listener in self._listeners:
+            listener.close()
         for child in self._children.values():
             child.signal(number)
 
@@ -175,7 +179,8 @@ class _Parent:
         numbers = [listener.fileno() for listener in self._listeners]
         with theirs:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "router.server.process", str(theirs.fileno())),
+                # -P: else a file in the working folder would be taken for a module.
+                *(sys.executable, "-P", "-m", "router.server.process", str(theirs.fileno())),
                 pass_fds=(theirs.fileno(), *numbers),
                 env={**os.environ, FOLDER_VARIABLE: str(self._folder)},
                 # A session of its own keeps the terminal's Ctrl-C from it: it is stopped by its parent.

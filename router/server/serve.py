@@ -61,6 +61,8 @@ def server_config(app: FastAPI, config: RouterConfig) -> uvicorn.Config:
         http=protocol_with(config.limits),
         ws="none",
         lifespan="on",
+        # Else uvicorn reads a number from the environment, to which nothing here listens.
+        workers=1,
         access_log=False,
         log_config=None,
         server_header=False,

@@ -159,6 +159,8 @@ class RouterMetrics:
             labels = {"model": worker.model, "worker": worker.id}
             show = partial(_show, self._in_flight.labels(**labels), self._up.labels(**labels))
             show(worker)
+            # A histogram from the start: a process then has its files open, whatever becomes of their folder.
+            self._duration.labels(worker.model)
             worker.on_change = show
 
     def count_retry(self, reason: RetryReason) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from router.errors import (
     ClientError,
+    MetricsLostError,
     NoHealthyWorkerError,
     ShuttingDownError,
     UpstreamTimeoutError,
@@ -120,6 +121,8 @@ def outcome_of(error: AnsweredError) -> Outcome:
         return Outcome.CLIENT_ERROR
     if isinstance(error, ShuttingDownError):
         return Outcome.SHUTDOWN
+    if isinstance(error, MetricsLostError):
+        return Outcome.INTERNAL_ERROR
     if isinstance(error, NoHealthyWorkerError):
         return Outcome.UNAVAILABLE
     return Outcome.TIMEOUT if isinstance(error, UpstreamTimeoutError) else Outcome.UPSTREAM_ERROR

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 from contextlib import asynccontextmanager, suppress
@@ -100,10 +101,11 @@ def router_file(folder: Path, workers: list[str], **listen: Any) -> Path:
 async def launch(folder: Path, file: Path, *options: str) -> AsyncIterator[Service]:
     """A service that has been started and nothing more, and of which nothing is left at the end."""
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", PROGRAM, "serve", str(file), *options),
+        *(sys.executable, "-P", "-c", PROGRAM, "serve", str(file), *options),
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.PIPE,
         env={**os.environ, "TMPDIR": str(folder)},
+        cwd=folder,
     )
     service = Service(process, folder)
     try:
@@ -214,6 +216,52 @@ async def test_a_signal_lets_streams_of_all_processes_finish(fake: Any, tmp_path
     assert not metrics_folders(tmp_path)
 
 
+async def test_files_in_the_working_folder_are_no_modules(fake: Any, tmp_path: Path) -> None:
+    worker = await fake()
+    for name in ("secrets.py", "router.py"):
+        (tmp_path / name).write_text("raise SystemExit('this is no module of ours')")
+    async with serving(tmp_path, [worker.url], 2) as service:
+        await chat(service.url, 1)
+        service.process.send_signal(signal.SIGTERM)
+        assert await service.end() == 0, service.log
+    assert "no module of ours" not in service.log
+
+
+async def test_lost_metrics_are_told_until_every_process_has_been_started_again(fake: Any, tmp_path: Path) -> None:
+    worker = await fake(Reply(text="a b c"))
+    async with serving(tmp_path, [worker.url], 2) as service, httpx.AsyncClient() as client:
+        [folder] = metrics_folders(tmp_path)
+        shutil.rmtree(folder)
+        streamed = (await client.post(f"{service.url}/v1/chat/completions", json=STREAM)).content
+        assert streamed.endswith(b"data: [DONE]\n\n")
+        assert (await lost_of(service.url)) == "0, 1"
+        await restart(service, 1)
+        assert f"{folder} was removed and is made again" in service.log
+        assert {await lost_of(service.url) for _ in range(8)} == {"0"}
+        await restart(service, 0)
+        before = requests_of(await scrape(service.url))
+        await chat(service.url, 1)
+        await until_counted(service.url, before + 1)
+        service.process.send_signal(signal.SIGTERM)
+        assert await service.end() == 0, service.log
+    assert f"{folder}: the files of process 0, 1 were removed" in service.log
+    assert not metrics_folders(tmp_path)
+
+
+async def lost_of(url: str) -> str:
+    """The processes whose metrics a scrape reports as lost."""
+    async with httpx.AsyncClient() as client:
+        answer = await client.get(f"{url}/metrics")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "metrics_lost")
+    return answer.json()["error"]["message"].removeprefix("The metrics files of process ").partition(" were ")[0]
+
+
+async def restart(service: Service, slot: int) -> None:
+    healthy = service.healthy()
+    os.kill(service.pids[slot][-1], signal.SIGKILL)
+    await service.read_log(lambda: service.healthy() > healthy)
+
+
 async def test_a_killed_process_is_started_again_and_no_counter_falls(fake: Any, tmp_path: Path) -> None:
     worker = await fake()
     async with serving(tmp_path, [worker.url], 2) as service:
@@ -252,7 +300,7 @@ async def test_children_end_when_their_parent_is_killed(fake: Any, tmp_path: Pat
 
 
 @pytest.mark.parametrize("how", ["second signal", "parent killed"])
-async def test_a_stop_can_be_hurried(fake: Any, tmp_path: Path, how: str) -> None:
+async def test_a_stop_refuses_connections_and_can_be_hurried(fake: Any, tmp_path: Path, how: str) -> None:
     worker = await fake(Reply(hang=True))
     async with serving(tmp_path, [worker.url], 2) as service:
         waiting = asyncio.create_task(hang(service.url))
@@ -260,9 +308,12 @@ async def test_a_stop_can_be_hurried(fake: Any, tmp_path: Path, how: str) -> Non
             while not worker.requests:  # noqa: ASYNC110 - another process, not an event
                 await asyncio.sleep(0.01)
         service.process.send_signal(signal.SIGTERM)
-        # The idle process ends; the other one waits for its request.
         await service.read_log(lambda: "Finished server process" in service.log)
         [busy] = [pid for [pid] in service.pids.values() if f"Finished server process [{pid}]" not in service.log]
+        # The idle one has ended, this one has closed its listening sockets, and nobody else may hold them open.
+        await service.read_log(lambda: "Waiting for connections to close" in service.log)
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection(*service.url.removeprefix("http://").split(":"))
         assert is_running(busy)
         service.process.send_signal(signal.SIGINT if how == "second signal" else signal.SIGKILL)
         async with asyncio.timeout(10):  # without hurry it would take 30 s

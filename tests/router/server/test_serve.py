@@ -25,6 +25,10 @@ run(RouterConfig.model_validate_json(sys.argv[1]))
 """
 
 
+def files_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
 async def until_ready(client: httpx.AsyncClient) -> None:
     async with asyncio.timeout(10):
         while (await client.get("/ready")).status_code != 200:  # noqa: ASYNC110 - another process, not an event
@@ -110,6 +114,29 @@ async def test_open_connection_is_told_that_the_process_drains(fake: Any, number
         assert b'"draining":true' in rest
         await asyncio.wait_for(process.communicate(), 20)
         assert process.returncode == 0
+
+
+@pytest.mark.parametrize("name", ["PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir"])
+@pytest.mark.parametrize("exists", [True, False])
+async def test_the_environment_changes_nothing(
+    fake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, exists: bool
+) -> None:
+    folder = tmp_path / "metrics"
+    if exists:
+        folder.mkdir()
+    monkeypatch.setenv(name, str(folder))
+    monkeypatch.setenv("PROMETHEUS_DISABLE_CREATED_SERIES", "true")
+    monkeypatch.setenv("WEB_CONCURRENCY", "many")
+    async with serving(await fake()) as (process, url), httpx.AsyncClient(base_url=url, timeout=10) as client:
+        await until_ready(client)
+        shown = (await client.get("/metrics")).text
+        assert 'crossfill_worker_up{model="m",worker="m/0"} 1.0' in shown
+        assert "crossfill_heartbeats_created" in shown
+        assert "process_cpu_seconds_total" in shown
+        process.send_signal(signal.SIGTERM)
+        await asyncio.wait_for(process.communicate(), 20)
+    assert process.returncode == 0
+    assert not files_in(tmp_path)
 
 
 async def test_missing_scores_are_one_line(tmp_path: Path) -> None:
