@@ -76,7 +76,8 @@ class Keyring:
         try:
             return self.path.stat()
         except OSError as error:
-            raise ConfigError(f"{self.path}: cannot be read: {error.strerror}") from error
+            hint = "; `crossfill keys add` makes it (auth.keys_file)" if isinstance(error, FileNotFoundError) else ""
+            raise ConfigError(f"{self.path}: cannot be read: {error.strerror}{hint}") from error
 
 
 def open_keyring(auth: AuthConfig) -> Keyring | None:
