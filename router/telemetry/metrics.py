@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import Counter, Gauge, Histogram
 
 from router.dispatch.worker_answers import TokenKind
 from router.dispatch.workers import WorkerState
@@ -63,8 +63,6 @@ class RouterMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        # A second series for each one, with the time of its birth, would be noise here.
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # has no types
         self._make_histograms(partial(Histogram, registry=registry))
         self._make_counters(partial(Counter, registry=registry))
         self.sessions = SessionMetrics(registry)

@@ -10,7 +10,7 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, ProcessCollector, enable_created_metrics, values
+from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics, values
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.multiprocess import mark_process_dead as _mark_dead
 
@@ -34,7 +34,8 @@ class OwnRegistry(CollectorRegistry):
     def __init__(self) -> None:
         super().__init__()
         values.ValueClass = values.MutexValue
-        enable_created_metrics()  # type: ignore[no-untyped-call]  # has no types
+        # A second series for each one, with the time of its birth, would be noise here.
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # has no types
         ProcessCollector(registry=self)
 
 
