@@ -20,7 +20,9 @@ _HEAD = "# API keys of a Crossfill router: TENANT sha256:HASH DATE LABEL. `cross
 
 
 def add_key(path: Path, tenant: str, label: str, today: date) -> tuple[str, KeyEntry]:
-    """Make a key for `tenant` and write its hash into the file, which is created if need be; the key and its entry.
+    """Make a key for `tenant` and write its hash into the file; the key and its entry.
+
+    File and folder are made if need be.
 
     Raises:
         KeysError: tenant or label cannot be written down, or the file cannot be changed.
@@ -33,6 +35,7 @@ def add_key(path: Path, tenant: str, label: str, today: date) -> tuple[str, KeyE
         raise KeysError(f"a label is one line of at most {_LONGEST_LABEL} characters")
     key = _PREFIX + secrets.token_urlsafe(_KEY_BYTES)
     entry = KeyEntry(tenant, sha256_of(key.encode()), today, label)
+    _make_folder(path)
     with _locked(path) as file:
         text = read_text(file) if file.exists() else _HEAD
         parse_keys(text, file)
@@ -55,6 +58,13 @@ def revoke_key(path: Path, key_id: str) -> tuple[KeyEntry, int]:
             raise KeysError(f"{path}: has no key with the id {key_id!r}; `crossfill keys list` shows them")
         _replace(file, "\n".join(line for line in text.split("\n") if parse_line(line, str(path)) != revoked))
     return revoked, len(entries) - 1
+
+
+def _make_folder(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise KeysError(f"{path.parent}: cannot be made: {error.strerror}") from error
 
 
 @contextmanager

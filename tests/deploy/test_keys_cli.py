@@ -97,9 +97,16 @@ def test_a_file_with_a_fault_is_left_as_it_is(file):
     assert file.read_text() == "nonsense\n"
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(KeysError, match=r"cannot write beside .*: No such file"):
-        add(tmp_path / "none" / "keys")
+def test_the_folder_is_made(tmp_path):
+    file = tmp_path / "none" / "yet" / "keys"
+    _, entry = add(file)
+    assert read_keys(file) == (entry,)
+
+
+def test_a_folder_that_cannot_be_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(KeysError, match=r"file/below: cannot be made: Not a directory"):
+        add(tmp_path / "file" / "below" / "keys")
 
 
 def test_a_last_line_without_an_end_is_kept_whole(file):
