@@ -68,25 +68,17 @@ class EventMeter:
         self._held = b""
         self._is_first = True
 
-    @property
-    def has_content(self) -> bool:
-        """Whether any content went by."""
-        return self.content_events > 0
-
     def feed(self, chunk: bytes) -> bytes:
         """The bytes that now make whole events; the rest is held."""
         data = self._held + chunk if self._held else chunk
         if data.endswith(b"\n\n") and data.find(b"\n\n") == len(data) - 2 and b"\r" not in data:
             # As good as always a read brings one event; this spares the search for all kinds of line ends.
             self._held = b""
-            if self._is_more_of_the_same(data):
-                self.content_events += 1
-                return data
-            return self._pass(data[:-2], b"\n\n")
+            return self._pass(data[:-2], data)
         passed: list[bytes] = []
         end = 0
         for blank in _BLANK_LINE.finditer(data):
-            passed.append(self._pass(data[end : blank.start()], blank.group()))
+            passed.append(self._pass(data[end : blank.start()], data[end : blank.end()]))
             end = blank.end()
         if len(data) - end > _LONGEST_HELD_BYTES:
             self._held, self.is_inside_event = b"", True
@@ -102,14 +94,14 @@ class EventMeter:
             return rest
         was_done, had_error = self.is_done, self.has_error
         event = rest.rstrip(b"\r\n")
-        passed = self._pass(event, rest[len(event) :])
+        passed = self._pass(event, rest)
         if self.has_error and not had_error:
             # Without its blank line a client would not see it, and take the answer for whole.
             return event + b"\n\n"
         return passed if self.is_done and not was_done else b""
 
-    def _pass(self, event: bytes, end: bytes) -> bytes:
-        """What the client gets of an event, `end` being its blank line."""
+    def _pass(self, event: bytes, whole: bytes) -> bytes:
+        """What the client gets of an event; `whole` is that with its blank line."""
         text = event
         if self._is_first:
             # A stream may begin with one; it belongs to no field name.
@@ -118,21 +110,20 @@ class EventMeter:
         if self.is_inside_event:
             # The tail of an event whose head has already gone; its meaning is unknown.
             self.is_inside_event = False
-            return event + end
+            return whole
         if self._is_more_of_the_same(text):
             self.content_events += 1
-            return event + end
+            return whole
         data = _data(text)
         if data == _DONE:
             self.is_done = True
-            return _framed(self._repair.closing()) + event + end
-        return self._pass_data(text, data, event + end) if data else event + end
+            return _framed(self._repair.closing()) + whole
+        return self._pass_data(text, data, whole) if data else whole
 
     def _is_more_of_the_same(self, event: bytes) -> bool:
         return (
             self._is_one_choice
             and self.content_events > 0
-            and not self.is_inside_event
             and event.startswith(_PLAIN_START)
             and _SPECIAL.search(event) is None
         )
@@ -183,14 +174,11 @@ def _rewritten(event: bytes, parsed: dict[str, Any]) -> bytes:
 
 
 def _has_content(choices: list[Any]) -> bool:
-    """Whether one of `choices` brings text, a tool call or the like; `text` is that of a text completion."""
+    """Whether one of `choices` brings text, a tool call or the like."""
     for choice in choices:
-        if not isinstance(choice, dict):
-            continue
-        delta = choice.get("delta")
-        if isinstance(delta, dict):
-            if any(delta.get(field) for field in _CONTENT_FIELDS):
+        if isinstance(choice, dict):
+            delta = choice.get("delta")
+            said = delta if isinstance(delta, dict) else choice
+            if any(said.get(field) for field in _CONTENT_FIELDS):
                 return True
-        elif choice.get("text"):
-            return True
     return False
