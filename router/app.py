@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
@@ -22,6 +21,7 @@ from router.dispatch.transport import AiohttpTransport
 from router.dispatch.workers import WorkerPool
 from router.lifecycle import Lifecycle
 from router.offload import Offload
+from router.request.ids import random_hex
 from router.services import Services
 from router.sessions.memory import Sessions
 from router.stream.relay import Relay
@@ -38,11 +38,6 @@ if TYPE_CHECKING:
     from router.config import RouterConfig
     from router.decision.scorers import Scorer
     from router.dispatch.transport import Transport
-
-
-def random_hex() -> str:
-    """32 random hex digits."""
-    return os.urandom(16).hex()
 
 
 def create_app(

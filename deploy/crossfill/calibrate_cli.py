@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from crossfill.progress import bars
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from rich.table import Table
 
     from crossfill.router_calibration.calibrate import Calibrated
-    from crossfill.router_calibration.fit import Progress
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -73,7 +73,7 @@ def router(
     wanted_ladder = tuple(name.strip() for name in ladder.split(",") if name.strip())
     read = read_scored_prompts(data, fields, wanted_ladder)
     _check_names(names, read.prompts.ladder)
-    with _bars() as progress:
+    with bars() as progress:
         result = calibrate(read, Wanted(target_large_share, sigma, holdout, seed), progress)
     console = Console()
     console.print(_table(model_rows(result)), _table(routing_rows(result)), sep="\n")
@@ -138,29 +138,6 @@ def _require_packages() -> None:
     for package, distribution in (("sklearn", "scikit-learn"), ("matplotlib", "matplotlib")):
         if find_spec(package) is None:
             raise CalibrationError(f"{distribution} is not installed; pip install 'crossfill[calibrate]'")
-
-
-@contextmanager
-def _bars() -> Iterator[Progress]:
-    """Progress on standard error, so that the tables can be redirected."""
-    from rich import progress as parts
-    from rich.console import Console
-
-    columns = (
-        parts.TextColumn("{task.description}"),
-        parts.BarColumn(),
-        parts.TaskProgressColumn(),
-        parts.TimeRemainingColumn(),
-    )
-    tasks: dict[str, parts.TaskID] = {}
-    with parts.Progress(*columns, console=Console(stderr=True)) as bars:
-
-        def update(stage: str, done: int, total: int) -> None:
-            if stage not in tasks:
-                tasks[stage] = bars.add_task(stage, total=total)
-            bars.update(tasks[stage], completed=done)
-
-        yield update
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Table:

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from crossfill.progress import Bars, bars
 from engines.models.errors import ModelError
 from engines.models.prepare import DEFAULT_ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from rich.progress import Progress as RichProgress
-    from rich.progress import TaskID
 
     from engines.models.loading import LoadedModel
 
@@ -26,46 +24,6 @@ Root = Annotated[Path, typer.Option("--root", help="Folder of prepared models.",
 Target = Annotated[str, typer.Argument(metavar="NAME_OR_PATH", help="A model of the list, or the folder of one.")]
 _DEFAULT_MODEL = "smollm2-135m-instruct"
 _SUMMARY_COLUMNS = 115
-
-
-class _Bars:
-    """Draws each stage of a build or measurement as one rich progress bar."""
-
-    def __init__(self, bars: RichProgress) -> None:
-        self._bars = bars
-        self._tasks: dict[str, TaskID] = {}
-
-    def __call__(self, stage: str, done: int, total: int | None) -> None:
-        if stage not in self._tasks:
-            # A stage of unknown length ends when the next begins.
-            self.finish()
-            self._tasks[stage] = self._bars.add_task(stage, total=total)
-        self._bars.update(self._tasks[stage], completed=done, total=total)
-
-    def finish(self) -> None:
-        """Fill the bars of stages whose length nobody knew."""
-        for task in self._tasks.values():
-            if self._bars.tasks[task].total is None:
-                self._bars.update(task, total=1, completed=1)
-
-
-@contextmanager
-def _bars() -> Iterator[_Bars]:
-    """Progress on standard error, so that a table can be redirected."""
-    from rich import progress as parts
-    from rich.console import Console
-
-    columns = (
-        parts.TextColumn("{task.description}"),
-        parts.BarColumn(),
-        parts.TaskProgressColumn(),
-        parts.TimeElapsedColumn(),
-        parts.TimeRemainingColumn(),
-    )
-    with parts.Progress(*columns, console=Console(stderr=True)) as bars:
-        drawn = _Bars(bars)
-        yield drawn
-        drawn.finish()
 
 
 @contextmanager
@@ -157,7 +115,7 @@ def prepare_models(
         # A typing error in the last name should not show after the first model's download.
         for name in wanted:
             entry_of(name)
-        with _bars() as progress:
+        with bars() as progress:
             folders = [prepare(name, root, verify=verify, rebuild=rebuild, progress=progress) for name in wanted]
     for folder in folders:
         typer.echo(folder)
@@ -174,7 +132,7 @@ def influence(
     from engines.models.influence import block_influence
     from engines.models.perplexity import encode
 
-    with _one_line_errors(), _bars() as progress:
+    with _one_line_errors(), bars() as progress:
         loaded = _load(model, root, progress)
         ids = encode(loaded, texts.prose(texts.Part.CALIBRATION), tokens)
         values = block_influence(loaded, ids, progress=progress)
@@ -194,7 +152,7 @@ def perplexity(
     from engines.models import texts
 
     layers = _layers(drop)
-    with _one_line_errors(), _bars() as progress:
+    with _one_line_errors(), bars() as progress:
         loaded = _load(model, root, progress)
         ids = measure.encode(loaded, texts.prose(texts.Part.HELDOUT), tokens)
         with measure.without_layers(loaded, layers) as rest:
@@ -211,7 +169,7 @@ def prune_table(model: Target = _DEFAULT_MODEL, root: Root = DEFAULT_ROOT) -> No
     from engines.models.study import StudySize, study
 
     size = StudySize()
-    with _one_line_errors(), _bars() as progress:
+    with _one_line_errors(), bars() as progress:
         loaded = _load(model, root, progress)
         result = study(loaded, size, progress=progress)
     typer.echo(report.markdown(result, size), nl=False)
@@ -224,7 +182,7 @@ def _layers(text: str) -> tuple[int, ...]:
         raise typer.BadParameter(f"{text!r} is not a list of layer numbers such as 3,7", param_hint="--drop") from error
 
 
-def _load(model: str, root: Path, progress: _Bars) -> LoadedModel:
+def _load(model: str, root: Path, progress: Bars) -> LoadedModel:
     from engines.models.catalogue import CATALOGUE, entry_of
     from engines.models.loading import load
     from engines.models.prepare import prepare

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,10 +25,12 @@ def route(
     as_json: Annotated[bool, typer.Option("--json", help="The decision as JSON, as /v1/route returns it.")] = False,
 ) -> None:
     """Show which model a text would go to and why, as if every model were healthy. Sends nothing."""
+    from router.request import ids
+
     _check_request_id(request_id)
     if text == "-":
         text = sys.stdin.read()
-    decision = _decide(_router_config(config), model, text, system, request_id or f"req_{uuid.uuid4().hex}")
+    decision = _decide(_router_config(config), model, text, system, request_id or ids.request_id(ids.random_hex()))
     if as_json:
         typer.echo(json.dumps(decision.to_json(), indent=1))
         return

@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from crossfill.errors import ServingError
+from router.tenants.key_file import KEY_PATTERN
 
 _LIMIT_S = 10.0
 
-# What the router takes as a key.
-_KEY = re.compile(r"[!-~]{1,512}")
+_KEY = re.compile(KEY_PATTERN)
 
 
 @dataclass(frozen=True)

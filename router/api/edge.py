@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import orjson
 
 from router.errors import AnsweredError, ClientGoneError, error_object
-from router.request.ids import is_id
+from router.request.ids import is_id, request_id
 from router.telemetry.access_log import log_request
 from router.telemetry.record import Outcome, RequestRecord, attach
 
@@ -73,7 +73,7 @@ class Edge:
 
     def _request_id(self, scope: Scope) -> str:
         given = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"), "")
-        return given if is_id(given) else f"req_{self._new_id()}"
+        return given if is_id(given) else request_id(self._new_id())
 
     def _finish(self, scope: Scope, record: RequestRecord) -> None:
         duration_s = self._clock() - record.arrived_s

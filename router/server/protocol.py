@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from router.config import LimitsConfig
 from router.errors import ClientError, HeadTooLargeError, InvalidRequestError, error_object
+from router.request.ids import random_hex, request_id
 
 if TYPE_CHECKING:
     import asyncio
@@ -148,12 +148,12 @@ class RouterProtocol(HttpToolsProtocol):
     def _refuse(self, error: ClientError) -> None:
         """Answer and close; within an answer there is no room for another one."""
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-            request_id = f"req_{uuid.uuid4().hex}"
-            body = orjson.dumps(error_object(error, request_id))
+            own_id = request_id(random_hex())
+            body = orjson.dumps(error_object(error, own_id))
             head = (
                 f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n"
                 "content-type: application/json\r\nconnection: close\r\n"
-                f"content-length: {len(body)}\r\nx-request-id: {request_id}\r\n\r\n"
+                f"content-length: {len(body)}\r\nx-request-id: {own_id}\r\n\r\n"
             )
             self.transport.write(head.encode() + body)
         self.transport.close()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from router.errors import AuthFailure, InvalidApiKeyError
 from router.telemetry.record import record_of
+from router.tenants.key_file import KEY_PATTERN
 from router.tenants.namespace import LOCAL_TENANT
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
     from router.telemetry.metrics import RouterMetrics
     from router.tenants.keyring import Keyring
 
-# The scheme has no case (RFC 9110, 11.1). A key is visible ASCII; every other byte is refused before it is hashed.
-_BEARER = re.compile(rb"bearer +([!-~]{1,512}) *", re.IGNORECASE)
+# The scheme has no case (RFC 9110, 11.1).
+_BEARER = re.compile(f"bearer +({KEY_PATTERN}) *".encode(), re.IGNORECASE)
 
 
 class Identity:

@@ -23,6 +23,9 @@ from router.errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
+KEY_PATTERN = "[!-~]{1,512}"
+"""Of what a client may send as a key, as a regular expression: visible ASCII, anything else is refused unhashed."""
+
 TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
 
 _HASH = re.compile(r"sha256:([0-9a-fA-F]{64})", re.ASCII)
