@@ -140,7 +140,7 @@ class Dispatcher:
         if failure is not None:
             record.retries.append(failure.reason.value)
             self._metrics.count_retry(failure.reason)
-        record.decision, record.placement, record.worker = decision, placement, placement.worker.id
+        record.decision, record.placement = decision, placement
         record.attempts += 1
         record.sent_s = self._clock()
 
@@ -198,9 +198,8 @@ class Dispatcher:
             return StreamAnswer(response, first, worker, deadline, self._limits.between_bytes_s, self._clock)
         body = await response.read_all()
         worker.saw_life(self._clock())
-        usage = read_success(body, is_stream=is_stream).get("usage")
-        counts = usage_of(usage) if isinstance(usage, dict) else None
-        return WholeAnswer(response.status, passed_headers(response.headers), body, counts)
+        usage = usage_of(read_success(body, is_stream=is_stream).get("usage"))
+        return WholeAnswer(response.status, passed_headers(response.headers), body, usage)
 
     async def _error_answer(self, worker: Worker, response: UpstreamResponse) -> RouterError:
         body = await response.read_at_most(_LONGEST_ERROR_BYTES)

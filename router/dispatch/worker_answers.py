@@ -18,7 +18,7 @@ from router.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
 RETRIED_STATUSES = frozenset({502, 503, 504})
 
@@ -157,12 +157,12 @@ def read_success(body: bytes, *, is_stream: bool) -> JsonObject:
     raise WorkerFailedError(f"The worker's answer is not {kind}.", code="invalid_answer")
 
 
-def usage_of(answer: Mapping[str, Any] | None) -> Usage | None:
-    """The token counts in a `usage` object, None if it has no counts."""
-    if answer is None or not isinstance(prompt := answer.get("prompt_tokens"), int):
+def usage_of(told: object) -> Usage | None:
+    """The token counts in the `usage` of an answer, None if it has no counts."""
+    if not isinstance(told, dict) or not isinstance(prompt := told.get("prompt_tokens"), int):
         return None
-    completion = answer.get("completion_tokens")
-    details = answer.get("prompt_tokens_details")
+    completion = told.get("completion_tokens")
+    details = told.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
     return Usage(
         prompt=max(0, prompt),

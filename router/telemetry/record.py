@@ -76,7 +76,6 @@ class RequestRecord:
     tenant: str | None = None
     namespace: str | None = None
     decision: Decision | None = None
-    worker: str | None = None
     prompt: Prompt = field(default_factory=Prompt)
     placement: Placement | None = None
     sent_s: float | None = None
@@ -99,6 +98,11 @@ class RequestRecord:
         """The concrete model, once decided."""
         return self.decision.model if self.decision else None
 
+    @property
+    def worker(self) -> str | None:
+        """The worker of the last attempt, once there was one."""
+        return self.placement.worker.id if self.placement else None
+
     def crossfill_headers(self) -> list[tuple[bytes, bytes]]:
         """Response headers that tell the decision; empty before there is one. Every value is ASCII by construction."""
         if self.decision is None:
@@ -108,9 +112,8 @@ class RequestRecord:
             "x-crossfill-reason": self.decision.reason.value,
             "x-crossfill-decision": self.decision.to_header(),
         }
-        if self.worker is not None:
-            headers["x-crossfill-worker"] = self.worker
         if self.placement is not None:
+            headers["x-crossfill-worker"] = self.placement.worker.id
             headers["x-crossfill-placement"] = self.placement.to_header()
         return [(name.encode(), value.encode("ascii")) for name, value in headers.items()]
 
