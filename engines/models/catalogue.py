@@ -44,6 +44,18 @@ class PruneRecipe:
 
 
 @dataclass(frozen=True)
+class HealedRecipe:
+    """Drop layers of another model of the catalogue and correct the rest with a trained adapter, which names them.
+
+    `adapter` is a file of `engines/models/adapters/`.
+    """
+
+    base: str
+    adapter: str
+    adapter_sha256: str
+
+
+@dataclass(frozen=True)
 class TinyRecipe:
     """Random weights from `seed`; the tokenizer of `base`. Sizes as in `config.json`; `qk_norm` makes it a Qwen3."""
 
@@ -73,7 +85,7 @@ class ModelEntry:
     layers: int
     size_bytes: int
     license: str
-    recipe: GgufRecipe | PruneRecipe | TinyRecipe
+    recipe: GgufRecipe | PruneRecipe | HealedRecipe | TinyRecipe
     sha256: Mapping[str, str] = field(repr=False)
 
 

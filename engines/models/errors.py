@@ -9,7 +9,11 @@
         ├── MissingDependencyError    the operator: a package or tool to install
         ├── DownloadError             the operator: network, proxy, or the package registry
         ├── DigestMismatchError       the operator: bytes differ from what is pinned or recorded
-        └── UnusableFolderError       the operator: a folder that is not a model that Crossfill made
+        ├── UnusableFolderError       the operator: a folder that is not a model that Crossfill made
+        └── AdapterError              whoever made an adapter
+            ├── AdapterFileError      the file cannot be read, or has a format of another version
+            ├── AdapterBaseError      it was made for another base model
+            └── AdapterTensorError    one of its tensors does not fit the format or the base model
 """
 
 from __future__ import annotations
@@ -84,3 +88,34 @@ class UnusableFolderError(ModelError):
         self.path = path
         self.reason = reason
         super().__init__(f"{path}: {reason}")
+
+
+class AdapterError(ModelError):
+    """Base of what can be wrong with an adapter whose bytes are the ones that its maker wrote."""
+
+
+class AdapterFileError(AdapterError):
+    """A file that is no adapter, or an adapter in a format that this version does not know."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        self.path = path
+        self.reason = reason
+        super().__init__(f"{path} is not an adapter that this version can read: {reason}")
+
+
+class AdapterBaseError(AdapterError):
+    """An adapter made for another base model than the one at hand, by name or by the digest of its weights."""
+
+    def __init__(self, expected: str, found: str, remedy: str) -> None:
+        self.expected = expected
+        self.found = found
+        super().__init__(f"the adapter was made for {expected}, this is {found}; {remedy}")
+
+
+class AdapterTensorError(AdapterError):
+    """A tensor that the format or the base model has no place for; `name` is that of the base's weight."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        self.name = name
+        self.reason = reason
+        super().__init__(f"the adapter's {name}: {reason}")

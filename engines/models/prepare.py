@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from engines.models import manifest
-from engines.models.catalogue import GgufRecipe, ModelEntry, PruneRecipe, entry_of
+from engines.models.catalogue import GgufRecipe, HealedRecipe, ModelEntry, PruneRecipe, TinyRecipe, entry_of
 from engines.models.errors import UnusableFolderError
 from engines.models.progress import Progress, silent
 
@@ -48,9 +48,10 @@ def prepare(
 
     Raises:
         UnknownModelError: `name` is not in the catalogue.
-        DigestMismatchError: a download, a built model or the model that is there has other bytes than pinned; nothing
-            is changed.
+        DigestMismatchError: a download, an adapter, a built model or the model that is there has other bytes than
+            pinned; nothing is changed.
         DownloadError, MissingDependencyError: the build could not run; nothing is left behind.
+        AdapterError: an adapter does not fit its base; nothing is left behind.
         UnusableFolderError: the place is taken by a folder that Crossfill did not make.
     """
     entry = entry_of(name)
@@ -104,7 +105,7 @@ def _build_and_place(entry: ModelEntry, root: Path, progress: Progress) -> None:
 
 def _build(entry: ModelEntry, root: Path, built: Path, scratch: Path, progress: Progress) -> None:
     # Imported here, so that the fast path of `prepare` stays at a few milliseconds.
-    from engines.models import convert, download, prune, tiny
+    from engines.models import convert, download, merge, prune, tiny
 
     recipe = entry.recipe
     if isinstance(recipe, GgufRecipe):
@@ -112,12 +113,16 @@ def _build(entry: ModelEntry, root: Path, built: Path, scratch: Path, progress: 
         convert.gguf_to_folder(members[recipe.gguf_member], built, progress)
         shutil.copyfile(members[recipe.license_member], built / "LICENSE")
         return
+    # Before the base, so that a damaged adapter shows before a download.
+    adapter = merge.shipped_adapter(recipe) if isinstance(recipe, HealedRecipe) else None
     base = prepare(recipe.base, root, progress=progress)
     shutil.copyfile(base / "LICENSE", built / "LICENSE")
     if isinstance(recipe, PruneRecipe):
         prune.drop_layers(base, recipe.dropped_layers, built, progress=progress)
-    else:
+    elif isinstance(recipe, TinyRecipe):
         tiny.tiny_folder(recipe, base, built, progress)
+    elif adapter is not None:
+        merge.merge(base, recipe.base, adapter, built, progress=progress)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engines.models import safetensors_file
@@ -11,17 +12,31 @@ from engines.models.errors import LayerChoiceError, UnusableFolderError
 from engines.models.progress import Progress, silent
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
     from pathlib import Path
 
 _LAYER_PREFIX = "model.layers."
 
 
-def drop_layers(source: Path, layers: Collection[int], target: Path, *, progress: Progress = silent) -> None:
+def drop_layers(
+    source: Path,
+    layers: Collection[int],
+    target: Path,
+    *,
+    change: Callable[[safetensors_file.Tensor], safetensors_file.Tensor] = lambda tensor: tensor,
+    progress: Progress = silent,
+) -> None:
     """Write the model of `source` without `layers` (numbered from 0) into `target`, a folder that exists and is empty.
 
     Kept layers keep their bytes and are numbered anew; embeddings, norms and tokenizer are copied. Needs neither torch
     nor numpy.
+
+    Args:
+        source: folder of the whole model.
+        layers: numbers of the layers to leave out; may be none.
+        target: where the new model goes.
+        change: called with each kept tensor, named as in `source`; what it returns is written, under the new name.
+        progress: called after each tensor.
 
     Raises:
         LayerChoiceError: a layer that the model does not have, or no layer would be left.
@@ -39,9 +54,9 @@ def drop_layers(source: Path, layers: Collection[int], target: Path, *, progress
     for tensor in safetensors_file.read(source / WEIGHTS_FILE):
         name = _renumbered(tensor.name, new_number)
         if name is not None:
-            tensors.append(safetensors_file.Tensor(name, tensor.shape, tensor.dtype, tensor.size_bytes, tensor.read))
+            tensors.append(replace(change(tensor), name=name))
     safetensors_file.write(
-        target / WEIGHTS_FILE, tensors, lambda done, total: progress("copying kept layers", done, total)
+        target / WEIGHTS_FILE, tensors, lambda done, total: progress("writing kept layers", done, total)
     )
     if "layer_types" in config:
         config["layer_types"] = [kind for i, kind in enumerate(config["layer_types"]) if i not in dropped]
@@ -49,9 +64,16 @@ def drop_layers(source: Path, layers: Collection[int], target: Path, *, progress
     copy_shared(source, target)
 
 
+def layer_of(name: str) -> int | None:
+    """The number of the layer that the tensor `name` belongs to; None for embeddings and the last norm."""
+    number = name.removeprefix(_LAYER_PREFIX).partition(".")[0]
+    return int(number) if name.startswith(_LAYER_PREFIX) and number.isdecimal() else None
+
+
 def _renumbered(name: str, new_number: dict[int, int]) -> str | None:
-    if not name.startswith(_LAYER_PREFIX):
+    layer = layer_of(name)
+    if layer is None:
         return name
-    number, _, part = name.removeprefix(_LAYER_PREFIX).partition(".")
-    kept = new_number.get(int(number))
+    kept = new_number.get(layer)
+    part = name.removeprefix(_LAYER_PREFIX).partition(".")[2]
     return None if kept is None else f"{_LAYER_PREFIX}{kept}.{part}"

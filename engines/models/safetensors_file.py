@@ -12,13 +12,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     import numpy as np
     import numpy.typing as npt
 
 _ALIGN = 8
+_SIZE_BYTES = 8
+_METADATA = "__metadata__"
 BF16_BYTES = 2
 
 
@@ -51,6 +53,35 @@ def to_bf16_bytes(values: npt.NDArray[np.float32]) -> bytes:
     return rounded.astype("<u2").tobytes()
 
 
+def from_bf16_bytes(data: bytes, shape: Sequence[int]) -> npt.NDArray[np.float32]:
+    """The float32 values of little-endian bfloat16 `data` in C order; exact.
+
+    Raises:
+        ValueError: `data` is not as long as `shape` asks.
+    """
+    import numpy as np
+
+    bits: npt.NDArray[np.uint32] = np.frombuffer(data, dtype="<u2").astype(np.uint32)
+    # A bfloat16 is the upper half of a float32.
+    return (bits << np.uint32(16)).view(np.float32).reshape(tuple(shape))
+
+
+def to_array(tensor: Tensor) -> npt.NDArray[np.float32] | npt.NDArray[np.int8]:
+    """The values of a BF16, F32 (both as float32) or I8 tensor.
+
+    Raises:
+        KeyError: another dtype.
+        ValueError: the file is too short for the tensor.
+    """
+    import numpy as np
+
+    if tensor.dtype == "BF16":
+        return from_bf16_bytes(tensor.read(), tensor.shape)
+    stored = {"F32": "<f4", "I8": "|i1"}[tensor.dtype]
+    values: npt.NDArray[np.float32] | npt.NDArray[np.int8] = np.frombuffer(tensor.read(), stored).reshape(tensor.shape)
+    return values
+
+
 def bf16_tensor(name: str, shape: Sequence[int], values: Callable[[], npt.NDArray[np.float32]]) -> Tensor:
     """A bfloat16 tensor whose float32 `values` are computed only when it is written."""
     elements = 1
@@ -59,10 +90,29 @@ def bf16_tensor(name: str, shape: Sequence[int], values: Callable[[], npt.NDArra
     return Tensor(name, tuple(shape), "BF16", elements * BF16_BYTES, lambda: to_bf16_bytes(values()))
 
 
-def write(path: Path, tensors: Sequence[Tensor], on_tensor: Callable[[int, int], None]) -> None:
-    """Write `tensors` in the given order, one in memory at a time; `on_tensor(done, total)` after each."""
+def array_tensor(name: str, values: npt.NDArray[np.int8] | npt.NDArray[np.float32]) -> Tensor:
+    """A tensor that keeps the int8 or float32 `values` as they are.
+
+    Raises:
+        KeyError: another dtype.
+    """
+    tag, stored = {"int8": ("I8", "|i1"), "float32": ("F32", "<f4")}[values.dtype.name]
+    return Tensor(name, values.shape, tag, values.nbytes, lambda: values.astype(stored).tobytes())
+
+
+def write(
+    path: Path,
+    tensors: Sequence[Tensor],
+    on_tensor: Callable[[int, int], None],
+    *,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Write `tensors` in the given order, one in memory at a time; `on_tensor(done, total)` after each.
+
+    `metadata` goes into the header in the given order.
+    """
     # Transformers refuses a file whose metadata does not name the framework that laid it out.
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {_METADATA: {"format": "pt", **(metadata or {})}}
     offset = 0
     for tensor in tensors:
         header[tensor.name] = {
@@ -85,18 +135,32 @@ def write(path: Path, tensors: Sequence[Tensor], on_tensor: Callable[[int, int],
 
 def read(path: Path) -> list[Tensor]:
     """The tensors of `path` in file order; their bytes are read when asked for."""
-    with path.open("rb") as source:
-        (header_size,) = struct.unpack("<Q", source.read(8))
-        header: dict[str, Any] = json.loads(source.read(header_size))
-    base = 8 + header_size
+    header, base = _read_header(path)
     tensors = []
     for name, entry in header.items():
-        if name == "__metadata__":
+        if name == _METADATA:
             continue
         begin, end = entry["data_offsets"]
         reader = _range_reader(path, base + begin, end - begin)
         tensors.append((begin, Tensor(name, tuple(entry["shape"]), entry["dtype"], end - begin, reader)))
     return [tensor for _, tensor in sorted(tensors, key=lambda pair: pair[0])]
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The strings that `path` has beside its tensors."""
+    header, _ = _read_header(path)
+    metadata: dict[str, str] = header.get(_METADATA, {})
+    return metadata
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    with path.open("rb") as source:
+        (header_size,) = struct.unpack("<Q", source.read(_SIZE_BYTES))
+        # Eight bytes of another kind of file are a size that no memory holds.
+        if header_size > path.stat().st_size:
+            raise ValueError(f"{path} has no safetensors header")
+        header: dict[str, Any] = json.loads(source.read(header_size))
+    return header, _SIZE_BYTES + header_size
 
 
 def _range_reader(path: Path, offset: int, size_bytes: int) -> Callable[[], bytes]:
