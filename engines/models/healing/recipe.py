@@ -1,0 +1,158 @@
+"""The run that made the healed models of the catalogue: its text, its layers, its steps; and how to run it again.
+
+Everything lies in one folder and every step of it is skipped when it is there, so an interrupted run goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from engines.models.catalogue import SMOLLM2, entry_of
+from engines.models.healing import corpus, dataset, sampling
+from engines.models.healing.dataset import Rows
+from engines.models.healing.export import export
+from engines.models.healing.student import make_student
+from engines.models.healing.training import Plan, Training
+from engines.models.loading import load
+from engines.models.prepare import prepare
+from engines.models.progress import Progress, silent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from engines.models.healing.loss import Losses
+    from engines.models.loading import LoadedModel
+
+_CHECKPOINT_S = 180.0
+_LOG_STEPS = 10
+
+
+@dataclass(frozen=True)
+class TextSize:
+    """How much text a run has; rows of 512 tokens, the long ones of 1,024."""
+
+    conversations: int = 512
+    document_tokens: int = 500_000
+    exercises: int = 400
+    long_exercises: int = 200
+    seed: int = 7
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that one healed model comes from, apart from the machine."""
+
+    plan: Plan
+    text: TextSize = TextSize()
+    base: str = SMOLLM2
+
+
+def gather(loaded: LoadedModel, size: TextSize, folder: Path, progress: Progress = silent) -> dict[str, Rows]:
+    """The training text by kind, from `folder` if it is there; else made and kept there.
+
+    Conversations take most of the time (ten minutes on two cores): each batch of them is kept as it is done.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    place = folder / "text.npz"
+    if not place.exists():
+        kinds = _make(loaded, size, folder, progress)
+        arrays = {f"{kind}.{part}": getattr(rows, part) for kind, rows in kinds.items() for part in ("ids", "weights")}
+        scratch = folder / "text.new.npz"
+        np.savez(scratch, **arrays)
+        scratch.replace(place)
+    with np.load(place) as stored:
+        names = sorted({name.partition(".")[0] for name in stored.files})
+        return {kind: Rows(stored[f"{kind}.ids"], stored[f"{kind}.weights"]) for kind in names}
+
+
+def _make(loaded: LoadedModel, size: TextSize, folder: Path, progress: Progress) -> dict[str, Rows]:
+    tokenizer = loaded.tokenizer
+    documents = corpus.documents(size.seed)
+    filler = dataset.sentences(documents)
+    progress("packing documents", 0, None)
+    packed = dataset.pack(tokenizer, documents, sampling.ROW_TOKENS, size.document_tokens)
+    made = {}
+    lengths = {"exercises": (size.exercises, sampling.ROW_TOKENS), "long": (size.long_exercises, dataset.LONG_TOKENS)}
+    for kind, (count, length) in lengths.items():
+        exercises = dataset.make_exercises(filler, count, length, size.seed + length)
+        made[kind] = dataset.exercises(tokenizer, exercises, length)
+    talk = np.concatenate(list(_talk(loaded, size, folder, progress)))
+    return {"conversations": dataset.conversations(talk), "documents": packed, **made}
+
+
+def _talk(loaded: LoadedModel, size: TextSize, folder: Path, progress: Progress) -> Iterator[np.ndarray[Any, Any]]:
+    for begin in range(0, size.conversations, sampling.BATCH_ROWS):
+        place = folder / f"conversations-{begin}.npy"
+        rows = min(sampling.BATCH_ROWS, size.conversations - begin)
+        if not place.exists():
+            sampled = sampling.converse(loaded, rows, seed=size.seed + begin, progress=progress)
+            scratch = place.with_suffix(".new.npy")
+            np.save(scratch, sampled)
+            scratch.replace(place)
+        yield np.load(place)
+
+
+def run(training: Training, plan: Plan, folder: Path, progress: Progress = silent) -> None:
+    """Train to the end of `plan`; a checkpoint every three minutes, a line of losses every ten steps."""
+    recent: list[Losses] = []
+    saved = time.monotonic()
+    with (folder / "losses.jsonl").open("a", encoding="utf-8") as log:
+        while not training.done:
+            recent.append(training.step())
+            step = training.steps_done
+            progress("healing", step, plan.steps)
+            if step % _LOG_STEPS == 0 or training.done:
+                means = {
+                    name: round(sum(float(getattr(one, name)) for one in recent) / len(recent), 5)
+                    for name in ("divergence", "distance")
+                }
+                log.write(json.dumps({"step": step, **means}) + "\n")
+                log.flush()
+                recent = []
+            if time.monotonic() - saved >= _CHECKPOINT_S or training.done:
+                training.save()
+                saved = time.monotonic()
+
+
+def heal(name: str, recipe: Recipe, root: Path, folder: Path, progress: Progress = silent) -> Path:
+    """Train model `name` by `recipe` (hours) and write its adapter file into `folder`; goes on where it stopped.
+
+    Args:
+        name: what the model and the adapter file are called.
+        recipe: the base, its text, and the plan.
+        root: prepared models.
+        folder: keeps the text, the teacher's states (1.3 GB) and a subfolder for every model.
+        progress: called after every step.
+
+    Raises:
+        as `prepare`, and StaleRunError: `folder` holds a run of `name` with another plan.
+    """
+    source = prepare(recipe.base, root, progress=progress)
+    teacher = load(source)
+    teacher.model.to(fast_dtype()).requires_grad_(False)
+    kinds = gather(teacher, recipe.text, folder, progress)
+    learner = load(source)
+    learner.model.to(fast_dtype())
+    student = make_student(learner, recipe.plan.rank, recipe.plan.seed)
+    training = Training(student, teacher, kinds, recipe.plan, folder / name)
+    run(training, recipe.plan, folder / name, progress)
+    place = folder / f"{name}.safetensors"
+    provenance = asdict(recipe) | {"torch": torch.__version__}
+    export(student, recipe.base, entry_of(recipe.base).sha256["model.safetensors"], provenance, place)
+    return place
+
+
+def fast_dtype() -> torch.dtype:
+    """bfloat16 where the CPU multiplies it, at twice the speed of float32; else float32."""
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").split())
+    except OSError:
+        flags = set()
+    return torch.bfloat16 if flags & {"avx512_bf16", "amx_bf16", "bf16"} else torch.float32

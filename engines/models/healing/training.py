@@ -1,0 +1,169 @@
+"""The training loop: fade layers out, follow the whole model, and go on after an interruption."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from engines.models.healing import loss
+from engines.models.healing.teacher import TeacherStates, final_states
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from engines.models.healing.dataset import Rows
+    from engines.models.healing.student import Student
+    from engines.models.loading import LoadedModel
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The layers that are `dropped` in it, those of earlier stages included, and how many `steps` it takes."""
+
+    dropped: tuple[int, ...]
+    steps: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a student is trained: `stages` in turn, each beginning with a fade of the layers that it drops.
+
+    `batch_tokens` are seen in every step, `positions` of them are judged by KL. The learning rate rises over
+    `warmup_steps`, stays, and falls to nothing over the last `decay` of all steps.
+    """
+
+    stages: tuple[Stage, ...]
+    rank: int = 32
+    batch_tokens: int = 2048
+    positions: int = 768
+    learning_rate: float = 1e-3
+    warmup_steps: int = 20
+    fade_steps: int = 40
+    decay: float = 0.3
+    distance_weight: float = 0.5
+    seed: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Steps of all stages."""
+        return sum(stage.steps for stage in self.stages)
+
+    @property
+    def dropped(self) -> tuple[int, ...]:
+        """The layers that are gone at the end."""
+        return self.stages[-1].dropped
+
+
+def shares(plan: Plan, step: int) -> dict[int, float]:
+    """What is left of each layer that goes, from 1 to 0, at `step`."""
+    begin, found = 0, dict.fromkeys(plan.dropped, 1.0)
+    for stage in plan.stages:
+        if step >= begin:
+            left = max(0.0, 1.0 - (step - begin + 1) / plan.fade_steps)
+            # A layer of an earlier stage is gone already.
+            found |= {layer: min(found[layer], left) for layer in stage.dropped}
+        begin += stage.steps
+    return found
+
+
+def learning_rate(plan: Plan, step: int) -> float:
+    """The rate of `step`, counted from 0."""
+    rise = min(1.0, (step + 1) / plan.warmup_steps)
+    fall = min(1.0, (plan.steps - step) / (plan.decay * plan.steps))
+    return plan.learning_rate * rise * fall
+
+
+def batches(kinds: Mapping[str, Rows], plan: Plan) -> list[tuple[str, list[int]]]:
+    """The batch of every step: a kind and the rows of it. All rows once in a random order, then again in another."""
+    rng = random.Random(plan.seed)
+    made: list[tuple[str, list[int]]] = []
+    while len(made) < plan.steps:
+        epoch = []
+        for kind, rows in kinds.items():
+            order = list(range(len(rows.ids)))
+            rng.shuffle(order)
+            size = max(1, plan.batch_tokens // rows.ids.shape[1])
+            epoch += [(kind, order[begin : begin + size]) for begin in range(0, len(order) - size + 1, size)]
+        rng.shuffle(epoch)
+        made += epoch
+    return made[: plan.steps]
+
+
+class Training:
+    """One run in `folder`: `step()` until `done`; a new object goes on from the last checkpoint there."""
+
+    def __init__(
+        self, student: Student, teacher: LoadedModel, kinds: Mapping[str, Rows], plan: Plan, folder: Path
+    ) -> None:
+        self._student, self._teacher, self._kinds, self._plan, self._folder = student, teacher, kinds, plan, folder
+        self._batches = batches(kinds, plan)
+        self._targets = {
+            kind: TeacherStates(teacher, kind, rows, folder.parent / "teacher") for kind, rows in kinds.items()
+        }
+        self._optimiser = torch.optim.AdamW(student.trained().values(), lr=0.0, weight_decay=0.0)
+        self._generator = torch.Generator().manual_seed(plan.seed)
+        self.steps_done = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        if self._checkpoint.exists():
+            self._load()
+
+    @property
+    def done(self) -> bool:
+        """Whether every step of the plan was made."""
+        return self.steps_done >= self._plan.steps
+
+    def step(self) -> loss.Losses:
+        """One batch, one update."""
+        plan, number = self._plan, self.steps_done
+        self._student.fade(shares(plan, number))
+        for group in self._optimiser.param_groups:
+            group["lr"] = learning_rate(plan, number)
+        kind, rows = self._batches[number]
+        found = self._losses(kind, rows, plan.positions)
+        self._optimiser.zero_grad(set_to_none=True)
+        torch.autograd.backward(found.total)
+        torch.nn.utils.clip_grad_norm_(self._student.trained().values(), 1.0)
+        self._optimiser.step()
+        self.steps_done += 1
+        return found
+
+    def _losses(self, kind: str, rows: Sequence[int], positions: int) -> loss.Losses:
+        data = self._kinds[kind]
+        ids = torch.from_numpy(data.ids[rows].astype("int64"))
+        weights = torch.from_numpy(data.weights[rows]).reshape(-1)
+        target = self._targets[kind][rows]
+        states = final_states(self._student.loaded, ids)
+        real = weights > 0
+        chosen = loss.choose_positions(weights[real], positions, self._generator)
+        head = self._teacher.model.lm_head.weight
+        return loss.losses(states[real], target[real], head, chosen, self._plan.distance_weight)
+
+    def save(self) -> None:
+        """Write a checkpoint; the one before stays until this one is whole."""
+        state = {
+            "parameters": self._student.trained(),
+            "optimiser": self._optimiser.state_dict(),
+            "generator": self._generator.get_state(),
+            "steps_done": self.steps_done,
+            "plan": asdict(self._plan),
+        }
+        scratch = self._checkpoint.with_suffix(".new")
+        torch.save(state, scratch)
+        scratch.replace(self._checkpoint)
+
+    @property
+    def _checkpoint(self) -> Path:
+        return self._folder / "checkpoint.pt"
+
+    def _load(self) -> None:
+        state = torch.load(self._checkpoint, weights_only=True)
+        with torch.no_grad():
+            for name, value in self._student.trained().items():
+                value.copy_(state["parameters"][name])
+        self._optimiser.load_state_dict(state["optimiser"])
+        self._generator.set_state(state["generator"])
+        self.steps_done = state["steps_done"]
