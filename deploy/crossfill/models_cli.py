@@ -1,8 +1,9 @@
-"""`crossfill models`: list and make the models that Crossfill can make here, and measure what dropping layers costs."""
+"""`crossfill models`: list and make the models that Crossfill can make here, and measure how good they are."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from engines.models.loading import LoadedModel
+    from engines.models.progress import Progress
 
 # Everything heavy is imported inside the commands: `crossfill --help` is quick, and works without torch.
 app = typer.Typer(help="Models that Crossfill can make on this machine.", no_args_is_help=True)
@@ -175,6 +177,50 @@ def prune_table(model: Target = _DEFAULT_MODEL, root: Root = DEFAULT_ROOT) -> No
     typer.echo(report.markdown(result, size), nl=False)
 
 
+@app.command()
+def judge(
+    models: Annotated[list[str], typer.Argument(metavar="NAME_OR_PATH...", help="The first one is the reference.")],
+    needles: Annotated[int, typer.Option(min=0, help="Facts to find in long texts; 0 leaves them out.")] = 40,
+    tokens: Annotated[int, typer.Option(min=150, help="Tokens of a text with a fact, question included.")] = 1000,
+    questions: Annotated[bool, typer.Option("--questions/--no-questions", help="Ask easy questions.")] = True,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all of it here, with every answer.")] = None,
+    root: Root = DEFAULT_ROOT,
+) -> None:
+    """Judge models side by side: perplexity, facts found in long texts, easy questions (minutes for each)."""
+    import json
+
+    from rich.console import Console
+
+    from crossfill.models_judgement import as_json, table
+    from engines.models import judge as judging
+
+    if len(set(models)) < len(models):
+        raise typer.BadParameter("name each model once", param_hint="NAME_OR_PATH")
+    # An answer after minutes should find its place.
+    if json_file is not None and not json_file.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {json_file.parent}", param_hint="--json")
+    size = judging.JudgeSize(needles=needles, needle_tokens=tokens)
+    if not questions:
+        size = replace(size, questions=0)
+    judged = []
+    with _one_line_errors(), bars() as progress:
+        folders = [_folder(model, root, progress) for model in models]
+        for model, folder in zip(models, folders, strict=True):
+            judged.append(judging.judge(_loaded(folder, progress), model, size, progress=_of(model, progress)))
+    Console(markup=False, highlight=False).print(table(judged))
+    if json_file is not None:
+        json_file.write_text(json.dumps(as_json(judged, size), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _of(model: str, progress: Bars) -> Progress:
+    """Stages named after their model: each has bars of its own."""
+
+    def report(stage: str, done: int, total: int | None) -> None:
+        progress(f"{Path(model).name}: {stage}", done, total)
+
+    return report
+
+
 def _layers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",") if part.strip())
@@ -183,13 +229,20 @@ def _layers(text: str) -> tuple[int, ...]:
 
 
 def _load(model: str, root: Path, progress: Bars) -> LoadedModel:
+    return _loaded(_folder(model, root, progress), progress)
+
+
+def _folder(model: str, root: Path, progress: Bars) -> Path:
     from engines.models.catalogue import CATALOGUE, entry_of
-    from engines.models.loading import load
     from engines.models.prepare import prepare
 
     if model not in CATALOGUE and Path(model).is_dir():
-        folder = Path(model)
-    else:
-        folder = prepare(entry_of(model).name, root, progress=progress)
+        return Path(model)
+    return prepare(entry_of(model).name, root, progress=progress)
+
+
+def _loaded(folder: Path, progress: Bars) -> LoadedModel:
+    from engines.models.loading import load
+
     progress("loading the model", 0, None)
     return load(folder)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from engines.models.errors import LayerChoiceError
+from engines.models.generation import chat_prompt
 from engines.models.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -21,10 +22,19 @@ STRIDE_TOKENS = 256
 
 @dataclass(frozen=True)
 class Perplexity:
-    """exp of the mean negative log-likelihood (natural logarithm) over `tokens` scored tokens."""
+    """From the negative log-likelihood of each scored token, in nats, in the order of the text."""
 
-    value: float
-    tokens: int
+    losses: tuple[float, ...] = field(repr=False)
+
+    @property
+    def value(self) -> float:
+        """The exponential of the mean loss."""
+        return math.exp(math.fsum(self.losses) / len(self.losses))
+
+    @property
+    def tokens(self) -> int:
+        """How many were scored."""
+        return len(self.losses)
 
 
 def encode(loaded: LoadedModel, text: str, limit: int) -> list[int]:
@@ -52,42 +62,56 @@ def perplexity(
     """
     if len(ids) < 2 or not 0 < stride <= window:
         raise ValueError(f"need two tokens and 0 < stride <= window, got {len(ids)} tokens, {stride=}, {window=}")
-    total, scored, end = 0.0, 0, 1
+    losses: list[float] = []
+    end = 1
     starts = range(0, max(len(ids) - window, 0) + stride, stride)
     for done, begin in enumerate(starts, 1):
         piece = ids[begin : begin + window]
         fresh = min(begin + len(piece) - end, len(piece) - 1)
         if fresh > 0:
-            total += _negative_log_likelihood(loaded, piece, fresh)
-            scored += fresh
+            losses += _losses(loaded, piece, fresh)
             end = begin + len(piece)
         progress("perplexity", done, len(starts))
-    return Perplexity(math.exp(total / scored), scored)
+    return Perplexity(tuple(losses))
 
 
 def answer_perplexity(loaded: LoadedModel, dialogues: Sequence[tuple[str, str]]) -> Perplexity:
     """Perplexity of the answers of `dialogues` (question, answer), each asked in the model's chat template."""
-    total, scored = 0.0, 0
+    losses: list[float] = []
     for question, answer in dialogues:
-        prompt: str = loaded.tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
-        )
         answer_ids = encode(loaded, answer, WINDOW_TOKENS)
-        total += _negative_log_likelihood(loaded, encode(loaded, prompt, WINDOW_TOKENS) + answer_ids, len(answer_ids))
-        scored += len(answer_ids)
-    return Perplexity(math.exp(total / scored), scored)
+        prompt_ids = encode(loaded, chat_prompt(loaded, question), WINDOW_TOKENS)
+        losses += _losses(loaded, prompt_ids + answer_ids, len(answer_ids))
+    return Perplexity(tuple(losses))
 
 
-def _negative_log_likelihood(loaded: LoadedModel, ids: Sequence[int], count: int) -> float:
-    """Sum over the last `count` tokens of `ids`, in nats."""
+def conversation_perplexity(
+    loaded: LoadedModel, conversations: Sequence[Sequence[int]], *, progress: Progress = silent
+) -> Perplexity:
+    """Perplexity of whole conversations, each the token ids of its chat format: all tokens after the first.
+
+    Raises:
+        ValueError: there is none, or one has fewer than two tokens.
+    """
+    if not conversations or min(map(len, conversations)) < 2:
+        raise ValueError("need at least one conversation, and two tokens in each")
+    losses: list[float] = []
+    for done, ids in enumerate(conversations, 1):
+        losses += _losses(loaded, ids, len(ids) - 1)
+        progress("conversations", done, len(conversations))
+    return Perplexity(tuple(losses))
+
+
+def _losses(loaded: LoadedModel, ids: Sequence[int], count: int) -> list[float]:
+    """Negative log-likelihood of each of the last `count` tokens of `ids`, in nats."""
     import torch
 
     with torch.inference_mode():
         batch = torch.tensor([list(ids)])
         # One position more than is scored: position t predicts token t + 1.
         logits = loaded.model(batch, use_cache=False, logits_to_keep=count + 1).logits[0, :-1]
-        losses = torch.nn.functional.cross_entropy(logits, batch[0, -count:], reduction="none")
-        return float(losses.double().sum())
+        losses: list[float] = torch.nn.functional.cross_entropy(logits, batch[0, -count:], reduction="none").tolist()
+    return losses
 
 
 @contextmanager

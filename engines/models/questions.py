@@ -1,17 +1,19 @@
-"""Ten questions that a child can answer, to see whether a pruned model still makes sense."""
+"""Thirty questions that a child can answer, to see whether a pruned model still makes sense."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from engines.models.generation import chat_prompt, greedy
 from engines.models.progress import Progress, silent
 
 if TYPE_CHECKING:
     from engines.models.loading import LoadedModel
 
 # Question, and a pattern that a right answer holds and a plausible wrong one does not ("35.7 days", "a honey bee").
+# The order is fixed: tables that were measured with the first ten stay comparable.
 QUESTIONS = (
     ("What is the capital of France?", r"\bparis\b"),
     ("What color is the sky on a clear day?", r"\bblue\b"),
@@ -23,6 +25,26 @@ QUESTIONS = (
     ("What is the largest ocean on Earth?", r"\bpacific\b"),
     ("What is the first month of the year?", r"\bjanuary\b"),
     ("What do bees make?", r"\bhoney\b(?! bee)"),
+    ("What color is grass?", r"\bgreen\b"),
+    ("What color is a ripe banana?", r"\byellow\b"),
+    ("Which animal says moo?", r"\bcows?\b"),
+    ("Which animal barks?", r"\bdogs?\b"),
+    ("How many legs does a spider have?", r"\b(eight|(?<!\.)8)( \w+)? legs|\bha(s|ve) (eight|8)\b|^(eight|8)\b"),
+    ("How many months are in a year?", r"\b(twelve|(?<!\.)12)( \w+)? months|^(twelve|12)\b(?!\.\d)"),
+    ("What number comes after nine?", r"\b(is|are|comes) (the number )?\W?(ten|10)\b(?![.,]\d)|^(ten|10)\b(?![.,]\d)"),
+    ("What is 10 - 3?", r"(\b(is|equals|are)|=) (7|seven)\b(?![.,]\d)|^(7|seven)\b(?![.,]\d)"),
+    ("What is the opposite of up?", r"\bis \W?down\b|^\W?down\b"),
+    ("What is the opposite of big?", r"\bis \W?(small|little|tiny)\b|^\W?(small|little|tiny)\b"),
+    ("Which day comes after Monday?", r"\btuesday\b"),
+    ("What is the last month of the year?", r"\bdecember\b"),
+    ("What is the capital of Italy?", r"\brome\b"),
+    ("In which city is the Eiffel Tower?", r"\bparis\b"),
+    ("What is frozen water called?", r"\bice\b(?! cream)"),
+    ("What is a baby dog called?", r"\bpup(s|py|pies)?\b"),
+    ("Which season is the coldest?", r"\bwinter\b"),
+    ("How many wheels does a bicycle have?", r"\b(two|(?<!\.)2)( \w+)? wheels|\bhas (two|2)\b|^(two|2)\b"),
+    ("Who wrote Romeo and Juliet?", r"\bshakespeare\b"),
+    ("Which part of the body do we use to see?", r"\beyes?\b"),
 )
 MAX_NEW_TOKENS = 32
 
@@ -37,22 +59,21 @@ class Answer:
 
 
 def ask(
-    loaded: LoadedModel, *, max_new_tokens: int = MAX_NEW_TOKENS, progress: Progress = silent
+    loaded: LoadedModel,
+    *,
+    count: int = len(QUESTIONS),
+    max_new_tokens: int = MAX_NEW_TOKENS,
+    progress: Progress = silent,
 ) -> tuple[Answer, ...]:
-    """Ask all questions, each in a chat of its own with the template's default system prompt; greedy answers."""
-    answers = []
-    for done, (question, pattern) in enumerate(QUESTIONS, 1):
-        text = _greedy(loaded, question, max_new_tokens)
-        answers.append(Answer(question, text, re.search(pattern, text, re.IGNORECASE) is not None))
-        progress("questions", done, len(QUESTIONS))
-    return tuple(answers)
-
-
-def _greedy(loaded: LoadedModel, question: str, max_new_tokens: int) -> str:
-    tokenizer: Any = loaded.tokenizer
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": question}], add_generation_prompt=True, return_tensors="pt", return_dict=True
+    """Ask the first `count` questions, each in a chat of its own with the default system prompt; greedy answers."""
+    chosen = QUESTIONS[:count]
+    prompts = [chat_prompt(loaded, question) for question, _ in chosen]
+    texts = greedy(loaded, prompts, max_new_tokens, stage="questions", progress=progress)
+    return tuple(
+        Answer(question, text, is_right(pattern, text)) for (question, pattern), text in zip(chosen, texts, strict=True)
     )
-    output = loaded.model.generate(**prompt, max_new_tokens=max_new_tokens, do_sample=False)
-    text: str = tokenizer.decode(output[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True)
-    return " ".join(text.split())
+
+
+def is_right(pattern: str, text: str) -> bool:
+    """Whether an answer holds the `pattern` of its question."""
+    return re.search(pattern, text, re.IGNORECASE) is not None

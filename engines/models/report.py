@@ -10,6 +10,7 @@ from engines.models.perplexity import STRIDE_TOKENS, WINDOW_TOKENS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from engines.models.judge import Judgement
     from engines.models.study import Candidate, Study, StudySize
 
 _BAR_COLUMNS = 40
@@ -53,15 +54,18 @@ def _candidates(study: Study) -> str:
         "|---|---|---:|---:|---:|---:|",
     ]
     lines += [
-        f"| {_names(c)} | {c.how} | {c.parameters / 1e6:.1f} M | {c.prose.value:.2f} | {c.chat.value:.2f} "
-        f"| {c.right} of {len(c.answers)} |"
-        for c in study.candidates
+        f"| {_names(candidate)} | {candidate.how} | {_figures(candidate.judgement)} |" for candidate in study.candidates
     ]
     return "\n".join(lines)
 
 
+def _figures(judged: Judgement) -> str:
+    right = f"{judged.right} of {len(judged.answers)}"
+    return f"{judged.parameters / 1e6:.1f} M | {judged.prose.value:.2f} | {judged.chat.value:.2f} | {right}"
+
+
 def _layers(study: Study, size: StudySize) -> str:
-    whole = study.candidates[0].prose.value
+    whole = study.candidates[0].judgement.prose.value
     # Anything beyond this is broken, however far.
     scale = 4 * whole
     rows = [
@@ -77,8 +81,9 @@ def _layers(study: Study, size: StudySize) -> str:
 def _answers(candidates: Sequence[Candidate]) -> str:
     lines = ["Answers, by dropped layers (✓ right, ✗ wrong):"]
     for candidate in candidates:
-        lines += ["", f"<details><summary>{_names(candidate)}: {candidate.right} right</summary>", ""]
-        lines += [f"- {'✓' if a.right else '✗'} {a.question} *{_plain(a.text)}*" for a in candidate.answers]
+        judged = candidate.judgement
+        lines += ["", f"<details><summary>{_names(candidate)}: {judged.right} right</summary>", ""]
+        lines += [f"- {'✓' if a.right else '✗'} {a.question} *{_plain(a.text)}*" for a in judged.answers]
         lines += ["", "</details>"]
     return "\n".join(lines)
 

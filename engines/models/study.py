@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from engines.models import texts
 from engines.models.influence import block_influence
-from engines.models.perplexity import WINDOW_TOKENS, Perplexity, answer_perplexity, encode, perplexity, without_layers
+from engines.models.judge import Judgement, JudgeSize, judge
+from engines.models.perplexity import WINDOW_TOKENS, encode, perplexity, without_layers
 from engines.models.progress import Progress, silent
-from engines.models.questions import MAX_NEW_TOKENS, Answer, ask
+from engines.models.questions import MAX_NEW_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,13 +24,15 @@ class StudySize:
     """How much is measured.
 
     `by_influence` and `by_search`: the most layers dropped in either way; `singles`: how many of the best single layers
-    are judged; `shortlist`: how many of them, best first, larger sets are made from.
+    are judged; `shortlist`: how many of them, best first, larger sets are made from. `questions`: ten, as when the
+    table in deploy/models/README.md was measured.
     """
 
     calibration_tokens: int = 2048
     search_tokens: int = 1024
     heldout_tokens: int = 2048
     dialogues: int = 8
+    questions: int = 10
     answer_tokens: int = MAX_NEW_TOKENS
     by_influence: int = 5
     by_search: int = 4
@@ -39,19 +42,11 @@ class StudySize:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A set of dropped layers and what it costs: perplexity of held-out prose and of chat answers, and sanity."""
+    """A set of dropped layers and what it costs."""
 
     how: str
     dropped: tuple[int, ...]
-    parameters: int
-    prose: Perplexity
-    chat: Perplexity
-    answers: tuple[Answer, ...]
-
-    @property
-    def right(self) -> int:
-        """Right answers out of ten."""
-        return sum(answer.right for answer in self.answers)
+    judgement: Judgement
 
 
 @dataclass(frozen=True)
@@ -81,25 +76,25 @@ def study(loaded: LoadedModel, size: StudySize, *, progress: Progress = silent) 
         plans.setdefault(dropped, f"{len(dropped)} by search")
     candidates = []
     for done, (dropped, how) in enumerate(plans.items(), 1):
-        candidates.append(judge(loaded, dropped, how, size))
+        candidates.append(_judge(loaded, dropped, how, size))
         progress("judging candidates", done, len(plans))
     return Study(influence, single, tuple(candidates))
 
 
-def judge(loaded: LoadedModel, dropped: Sequence[int], how: str, size: StudySize) -> Candidate:
-    """Measure one set of `dropped` layers on held-out text."""
-    heldout = encode(loaded, texts.prose(texts.Part.HELDOUT), size.heldout_tokens)
-    dialogues = texts.dialogues(texts.Part.HELDOUT, size.dialogues)
+def _judge(loaded: LoadedModel, dropped: Sequence[int], how: str, size: StudySize) -> Candidate:
     with without_layers(loaded, dropped) as rest:
-        return Candidate(
-            how=how,
-            dropped=tuple(sorted(dropped)),
-            # Tied embeddings are one parameter in torch, too.
-            parameters=sum(parameter.numel() for parameter in rest.model.parameters()),
-            prose=perplexity(rest, heldout),
-            chat=answer_perplexity(rest, dialogues),
-            answers=ask(rest, max_new_tokens=size.answer_tokens),
+        judgement = judge(
+            rest,
+            how,
+            JudgeSize(
+                prose_tokens=size.heldout_tokens,
+                dialogues=size.dialogues,
+                needles=0,
+                questions=size.questions,
+                answer_tokens=size.answer_tokens,
+            ),
         )
+    return Candidate(how, tuple(sorted(dropped)), judgement)
 
 
 class _Search:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from engines.models import prepare
+from engines.models.loading import LoadedModel, load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +24,16 @@ def root() -> Path:
 @pytest.fixture(scope="session")
 def smollm2(root: Path) -> Path:
     return prepare("smollm2-135m-instruct", root)
+
+
+@pytest.fixture(scope="module")
+def smollm2_model(smollm2: Path) -> LoadedModel:
+    return load(smollm2)
+
+
+@pytest.fixture(scope="module")
+def random_model(root: Path) -> LoadedModel:
+    return load(prepare("tiny-llama", root))
 
 
 @pytest.fixture(scope="module", autouse=True)

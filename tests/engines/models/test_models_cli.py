@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
 from typer.testing import CliRunner
 
 from crossfill.models_cli import app
@@ -62,6 +64,30 @@ def test_perplexity_takes_a_folder_and_layers_to_drop(root: Path) -> None:
     assert "(31 tokens)" in output
     assert run("perplexity", "tiny-llama", "--drop", "1,9", "--root", str(root))[0] == 1
     assert run("perplexity", "tiny-llama", "--drop", "one", "--root", str(root))[0] == 2
+
+
+def test_judge_sets_models_beside_the_first(root: Path, tmp_path: Path) -> None:
+    file = tmp_path / "judged.json"
+    quick = ("--needles", "2", "--tokens", "250", "--no-questions", "--json", str(file), "--root", str(root))
+    status, output, _ = run("judge", "tiny-llama", str(root / "tiny-qwen3"), *quick)
+    assert status == 0
+    rows = {line.split("  ")[0]: line for line in output.splitlines()}
+    assert "0 of 2 (0.00 to 0.66)" in rows["needle recall"]
+    assert rows["perplexity, prose"].count("×") == 1
+    assert "easy questions" not in rows
+    written = json.loads(file.read_text())
+    first, second = written["models"]
+    assert (first["ratios"], first["questions"]["of"]) == (None, 0)
+    quotient = second["prose"]["perplexity"] / first["prose"]["perplexity"]
+    assert second["ratios"]["prose"]["value"] == pytest.approx(quotient)
+    assert [answer["right"] for answer in first["recall"]["answers"]] == [False, False]
+    assert written["size"]["needle_tokens"] == 250
+
+
+def test_judge_refuses_what_it_could_not_finish(root: Path, tmp_path: Path) -> None:
+    assert run("judge", "tiny-llama", "--json", str(tmp_path / "no" / "file"), "--root", str(root))[0] == 2
+    assert run("judge", "tiny-llama", "tiny-llama", "--root", str(root))[0] == 2
+    assert run("judge", "tiny-lama", "--root", str(root))[0] == 1
 
 
 def test_import_waits_for_nothing_heavy() -> None:

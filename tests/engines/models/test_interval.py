@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from engines.models.interval import BLOCK_TOKENS, perplexity_ratio, share_ratio, wilson
+
+LOSSES = [random.Random(7).uniform(0, 6) for _ in range(2048)]
+
+
+def test_wilson_interval_of_known_counts() -> None:
+    none, half, all_of_ten = wilson(0, 10), wilson(5, 10), wilson(10, 10)
+    assert (none.low, none.high) == (0, pytest.approx(0.2775, abs=1e-4))
+    assert (half.low, half.high) == (pytest.approx(0.2366, abs=1e-4), pytest.approx(0.7634, abs=1e-4))
+    assert (all_of_ten.low, all_of_ten.high) == (pytest.approx(0.7225, abs=1e-4), 1)
+
+
+@pytest.mark.parametrize(("right", "of"), [(0, 0), (3, 2), (-1, 2)])
+def test_impossible_counts_are_refused(right: int, of: int) -> None:
+    with pytest.raises(ValueError, match="right <= of"):
+        wilson(right, of)
+
+
+@pytest.mark.parametrize(("both", "one", "other"), [(0.6, 0.05, 0.15), (0.4, 0.05, 0.05), (0.5, 0.2, 0.0)])
+def test_interval_of_a_share_ratio_covers_the_truth_about_19_times_in_20(both: float, one: float, other: float) -> None:
+    rng, truth, covered = random.Random(3), (both + one) / (both + other), 0
+    for _ in range(1000):
+        drawn = [rng.random() for _ in range(40)]
+        mine = [value < both + one for value in drawn]
+        theirs = [value < both or both + one <= value < both + one + other for value in drawn]
+        ratio = share_ratio(mine, theirs)
+        covered += ratio is not None and ratio.low <= truth <= ratio.high
+    assert 930 <= covered <= 990
+
+
+def test_share_ratio_of_a_model_without_right_answers_is_unknown() -> None:
+    assert share_ratio([False, False], [True, False]) is None
+    assert share_ratio([True, False], [False, False]) is None
+    assert share_ratio([], []) is None
+
+
+def test_perplexity_ratio_of_a_constant_difference_is_certain() -> None:
+    ratio = perplexity_ratio([loss + math.log(1.25) for loss in LOSSES], LOSSES)
+    assert (ratio.value, ratio.low, ratio.high) == pytest.approx((1.25, 1.25, 1.25))
+
+
+def test_interval_of_a_perplexity_ratio_covers_the_truth_about_19_times_in_20() -> None:
+    rng, covered = random.Random(5), 0
+    for _ in range(300):
+        model = [loss + rng.gauss(0.02, 0.3) for loss in LOSSES]
+        ratio = perplexity_ratio(model, LOSSES)
+        covered += ratio.low <= math.exp(0.02) <= ratio.high
+    assert 270 <= covered <= 296
+
+
+def test_tokens_that_move_together_count_as_fewer() -> None:
+    rng = random.Random(9)
+    apart = [loss + rng.gauss(0, 0.3) for loss in LOSSES]
+    shifts = [rng.gauss(0, 0.3) for _ in range(len(LOSSES) // BLOCK_TOKENS)]
+    together = [loss + shifts[index // BLOCK_TOKENS] for index, loss in enumerate(LOSSES)]
+    narrow, wide = perplexity_ratio(apart, LOSSES), perplexity_ratio(together, LOSSES)
+    assert wide.high / wide.low > (narrow.high / narrow.low) ** 4
+
+
+def test_losses_of_different_texts_are_refused() -> None:
+    with pytest.raises(ValueError, match="2047 and 2048 tokens"):
+        perplexity_ratio(LOSSES[1:], LOSSES)
+    with pytest.raises(ValueError, match="1 and 2 questions"):
+        share_ratio([True], [True, False])
+    with pytest.raises(ValueError, match="more than 64 tokens"):
+        perplexity_ratio(LOSSES[:64], LOSSES[:64])
