@@ -55,15 +55,15 @@ def _column(one: Judgement, ratios: Comparison | None) -> dict[str, str]:
     if one.recall:
         reach = one.recall.interval
         share = f"{one.recall.right} of {one.recall.of}" + _ratio(ratios.recall if ratios else None)
-        cells["needle recall"] = share if ratios else f"{share} ({reach.low:.2f} to {reach.high:.2f})"
-        cells["by depth, first to last fifth"] = " ".join(f"{right}/{of}" for right, of in one.recall.by_depth())
+        cells["needle recall"] = share if ratios else f"{share} ({reach.low:.2f}–{reach.high:.2f})"
+        cells["by depth, in fifths"] = " ".join(f"{right}/{of}" for right, of in one.recall.by_depth())
     if one.answers:
         cells["easy questions"] = f"{one.right} of {len(one.answers)}" + _ratio(ratios.answers if ratios else None)
     return cells
 
 
 def _ratio(ratio: Ratio | None) -> str:
-    return "" if ratio is None else f"  × {ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
+    return "" if ratio is None else f" ×{ratio.value:.3f} ({ratio.low:.3f}–{ratio.high:.3f})"
 
 
 def _figures(one: Judgement) -> dict[str, Any]:

@@ -38,6 +38,7 @@ def greedy(
     Each prompt is independent of the others in its batch, but for the order in which floats are added.
     """
     answers: list[str] = []
+    progress(stage, 0, len(prompts))
     for begin in range(0, len(prompts), batch):
         answers += _together(loaded, prompts[begin : begin + batch], max_new_tokens)
         progress(stage, len(answers), len(prompts))

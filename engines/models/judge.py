@@ -81,7 +81,7 @@ def judge(
     found: Recall | None = None
     answers: tuple[Answer, ...] = ()
     prose = perplexity(loaded, heldout, progress=progress)
-    chat = answer_perplexity(loaded, texts.dialogues(texts.Part.HELDOUT, size.dialogues))
+    chat = answer_perplexity(loaded, texts.dialogues(texts.Part.HELDOUT, size.dialogues), progress=progress)
     talk = conversation_perplexity(loaded, conversations, progress=progress) if conversations else None
     if size.needles:
         asked = needles(loaded, count=size.needles, tokens=size.needle_tokens, seed=size.needle_seed)

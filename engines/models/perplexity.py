@@ -75,13 +75,16 @@ def perplexity(
     return Perplexity(tuple(losses))
 
 
-def answer_perplexity(loaded: LoadedModel, dialogues: Sequence[tuple[str, str]]) -> Perplexity:
+def answer_perplexity(
+    loaded: LoadedModel, dialogues: Sequence[tuple[str, str]], *, progress: Progress = silent
+) -> Perplexity:
     """Perplexity of the answers of `dialogues` (question, answer), each asked in the model's chat template."""
     losses: list[float] = []
-    for question, answer in dialogues:
+    for done, (question, answer) in enumerate(dialogues, 1):
         answer_ids = encode(loaded, answer, WINDOW_TOKENS)
         prompt_ids = encode(loaded, chat_prompt(loaded, question), WINDOW_TOKENS)
         losses += _losses(loaded, prompt_ids + answer_ids, len(answer_ids))
+        progress("chat answers", done, len(dialogues))
     return Perplexity(tuple(losses))
 
 

@@ -72,7 +72,7 @@ def test_judge_sets_models_beside_the_first(root: Path, tmp_path: Path) -> None:
     status, output, _ = run("judge", "tiny-llama", str(root / "tiny-qwen3"), *quick)
     assert status == 0
     rows = {line.split("  ")[0]: line for line in output.splitlines()}
-    assert "0 of 2 (0.00 to 0.66)" in rows["needle recall"]
+    assert "0 of 2 (0.00–0.66)" in rows["needle recall"]
     assert rows["perplexity, prose"].count("×") == 1
     assert "easy questions" not in rows
     written = json.loads(file.read_text())

@@ -118,4 +118,4 @@ def test_answers_do_not_depend_on_their_batch(smollm2_model: LoadedModel) -> Non
     together = greedy(smollm2_model, prompts, 8, progress=lambda *step: steps.append(step))
     assert together == greedy(smollm2_model, prompts, 8, batch=1)
     assert len(set(together)) > 1
-    assert steps == [("answering", 3, 3)]
+    assert steps == [("answering", 0, 3), ("answering", 3, 3)]
