@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 from engines.models import texts
 from engines.models.interval import Ratio, perplexity_ratio, share_ratio
 from engines.models.needle import NEEDLES, PROMPT_TOKENS, Found, Recall, needles, recall
-from engines.models.perplexity import Perplexity, answer_perplexity, conversation_perplexity, encode, perplexity
+from engines.models.perplexity import (
+    WINDOW_TOKENS,
+    Perplexity,
+    answer_perplexity,
+    conversation_perplexity,
+    encode,
+    perplexity,
+)
 from engines.models.progress import Progress, silent
 from engines.models.questions import MAX_NEW_TOKENS, QUESTIONS, Answer, ask
 
@@ -27,6 +34,7 @@ class JudgeSize:
 
     prose_tokens: int = 2048
     dialogues: int = 8
+    conversations: int = 16
     needles: int = NEEDLES
     needle_tokens: int = PROMPT_TOKENS
     needle_seed: int = 0
@@ -43,7 +51,7 @@ class Judgement:
     layers: int
     prose: Perplexity
     chat: Perplexity
-    conversations: Perplexity | None
+    conversations: Perplexity
     recall: Recall | None
     answers: tuple[Answer, ...]
 
@@ -59,7 +67,7 @@ class Comparison:
 
     prose: Ratio
     chat: Ratio
-    conversations: Ratio | None
+    conversations: Ratio
     recall: Ratio | None
     answers: Ratio | None
 
@@ -69,20 +77,16 @@ def judge(
     name: str,
     size: JudgeSize,
     *,
-    conversations: Sequence[Sequence[int]] | None = None,
     progress: Progress = silent,
 ) -> Judgement:
-    """Measure a model on held-out text (minutes).
-
-    `conversations` are token ids in chat format, at most 512 each; they come from another model, so that perplexity
-    does not hang on technical prose alone.
-    """
+    """Measure a model on held-out text (minutes)."""
     heldout = encode(loaded, texts.prose(texts.Part.HELDOUT), size.prose_tokens)
     found: Recall | None = None
     answers: tuple[Answer, ...] = ()
     prose = perplexity(loaded, heldout, progress=progress)
     chat = answer_perplexity(loaded, texts.dialogues(texts.Part.HELDOUT, size.dialogues), progress=progress)
-    talk = conversation_perplexity(loaded, conversations, progress=progress) if conversations else None
+    talked = [encode(loaded, text, WINDOW_TOKENS) for text in texts.conversations()[: size.conversations]]
+    talk = conversation_perplexity(loaded, talked, progress=progress)
     if size.needles:
         asked = needles(loaded, count=size.needles, tokens=size.needle_tokens, seed=size.needle_seed)
         found = recall(loaded, asked, progress=progress)
@@ -107,9 +111,7 @@ def compare(judged: Judgement, reference: Judgement) -> Comparison:
     Raises:
         ValueError: they were not measured on the same things, or a text is too short for an interval.
     """
-    talk = found = answers = None
-    if judged.conversations and reference.conversations:
-        talk = perplexity_ratio(judged.conversations.losses, reference.conversations.losses)
+    found = answers = None
     if judged.recall and reference.recall:
         found = _share_ratio(judged.recall.answers, reference.recall.answers)
     if judged.answers and reference.answers:
@@ -117,7 +119,7 @@ def compare(judged: Judgement, reference: Judgement) -> Comparison:
     return Comparison(
         prose=perplexity_ratio(judged.prose.losses, reference.prose.losses),
         chat=perplexity_ratio(judged.chat.losses, reference.chat.losses),
-        conversations=talk,
+        conversations=perplexity_ratio(judged.conversations.losses, reference.conversations.losses),
         recall=found,
         answers=answers,
     )

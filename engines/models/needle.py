@@ -87,9 +87,10 @@ class _Kind:
     draw: Callable[[random.Random], str]
 
 
-_PEOPLE = ("Maria", "Tobias", "Ingrid", "Hassan", "Yuki", "Olga", "Pedro", "Amina", "Victor", "Leila", "Ruth", "Niels")
+_PEOPLE = ("Maria", "Tobias", "Ingrid", "Hassan", "Yuki", "Paola", "Pedro", "Amina", "Victor", "Leila", "Ruth", "Niels")
 _CITIES = ("Lisbon", "Oslo", "Nairobi", "Lima", "Prague", "Dublin", "Hanoi", "Quebec", "Cairo", "Vienna", "Seoul")
-_WORDS = ("walnut", "lantern", "harbor", "saddle", "thunder", "velvet", "pepper", "compass", "feather", "anchor")
+# No word of the exercises that models are healed with (`engines.models.healing.recall`).
+_WORDS = ("acorn", "lantern", "harbor", "ladder", "thunder", "cotton", "pebble", "compass", "feather", "bucket")
 _COLORS = ("purple", "orange", "yellow", "silver", "pink", "turquoise", "crimson", "golden", "violet", "brown")
 _MONTHS = ("January", "February", "March", "April", "June", "July", "August", "September", "October", "November")
 _CATS = ("Biscuit", "Pickles", "Marble", "Rocket", "Clover", "Pancake", "Domino", "Ginger", "Muffin", "Waffle")

@@ -1,4 +1,4 @@
-"""English text that every machine with Python has, for measurements that anybody can repeat.
+"""English text for measurements that anybody can repeat: nearly all of it comes with Python.
 
 The prose of the language reference that `help()` shows (`pydoc_data.topics`). Topics are dealt out in turn, so that
 calibration and held-out text share no topic and no paragraph. The text differs a little between Python versions:
@@ -7,8 +7,10 @@ compare numbers from the same one.
 
 from __future__ import annotations
 
+import json
 import re
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -60,3 +62,12 @@ def dialogues(part: Part, count: int) -> list[tuple[str, str]]:
     for topic, text in paragraphs(part):
         first.setdefault(topic, text)
     return [(f'What does the Python documentation say about "{topic}"?', text) for topic, text in first.items()][:count]
+
+
+def conversations() -> list[str]:
+    """Sixteen conversations that SmolLM2-135M-Instruct held with itself, in chat format, cut at 256 tokens.
+
+    Sampled as `engines.models.healing.sampling` does, with a seed that no training uses.
+    """
+    lines = (Path(__file__).parent / "data" / "conversations.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["text"] for line in lines]

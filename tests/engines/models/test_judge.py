@@ -12,20 +12,20 @@ from engines.models.loading import LoadedModel, load
 if TYPE_CHECKING:
     from pathlib import Path
 
-SIZE = JudgeSize(prose_tokens=200, dialogues=2, needles=2, needle_tokens=250, questions=2, answer_tokens=2)
-CONVERSATIONS = [list(range(100, 180)), list(range(300, 320))]
+SIZE = JudgeSize(
+    prose_tokens=200, dialogues=2, conversations=1, needles=2, needle_tokens=250, questions=2, answer_tokens=2
+)
 
 
 @pytest.fixture(scope="module")
 def judged(random_model: LoadedModel) -> Judgement:
-    return judge(random_model, "tiny-llama", SIZE, conversations=CONVERSATIONS)
+    return judge(random_model, "tiny-llama", SIZE)
 
 
 def test_judgement_holds_what_was_asked_for(judged: Judgement) -> None:
     assert (judged.name, judged.parameters, judged.layers) == ("tiny-llama", 3_342_912, 4)
     assert judged.prose.tokens == 199
-    assert judged.conversations is not None
-    assert judged.conversations.tokens == 79 + 19
+    assert judged.conversations.tokens == 255
     assert judged.recall is not None
     assert (judged.recall.right, judged.recall.of) == (0, 2)
     assert (judged.right, len(judged.answers)) == (0, 2)
@@ -33,18 +33,17 @@ def test_judgement_holds_what_was_asked_for(judged: Judgement) -> None:
 
 def test_what_was_not_asked_for_is_left_out(judged: Judgement, random_model: LoadedModel) -> None:
     short = judge(random_model, "short", replace(SIZE, needles=0, questions=0))
-    assert (short.conversations, short.recall, short.answers) == (None, None, ())
+    assert (short.recall, short.answers) == (None, ())
     ratios = compare(short, judged)
-    assert (ratios.conversations, ratios.recall, ratios.answers) == (None, None, None)
+    assert (ratios.recall, ratios.answers) == (None, None)
 
 
 def test_a_model_equals_itself_and_no_other(judged: Judgement, root: Path) -> None:
     same = compare(judged, judged)
     assert (same.prose.low, same.prose.value, same.prose.high) == (1, 1, 1)
-    other = judge(load(prepare("tiny-qwen3", root)), "tiny-qwen3", SIZE, conversations=CONVERSATIONS)
+    other = judge(load(prepare("tiny-qwen3", root)), "tiny-qwen3", SIZE)
     ratios = compare(other, judged)
     for ratio in (ratios.prose, ratios.chat, ratios.conversations):
-        assert ratio is not None
         assert ratio.low < ratio.value < ratio.high
     assert ratios.prose.value == pytest.approx(other.prose.value / judged.prose.value)
     # Neither has anything right.
