@@ -32,9 +32,10 @@ def divergence(student: Tensor, teacher: Tensor, head: Tensor) -> Tensor:
 
     Distributions are compared over the whole vocabulary, in float32 once the logits are there.
     """
+    # States are bfloat16 whatever the model is in.
     with torch.no_grad():
-        target = functional.linear(teacher, head).float().log_softmax(-1)
-    found = functional.linear(student, head).float().log_softmax(-1)
+        target = functional.linear(teacher.to(head.dtype), head).float().log_softmax(-1)
+    found = functional.linear(student.to(head.dtype), head).float().log_softmax(-1)
     return functional.kl_div(found, target, reduction="none", log_target=True).sum(-1)
 
 

@@ -75,8 +75,10 @@ class Samples:
 
     def _predictions(self) -> torch.Tensor:
         with torch.inference_mode():
-            states = final_states(self._loaded, self._ids)[self._chosen]
-            return functional.linear(states, self._loaded.model.lm_head.weight).float().log_softmax(-1)
+            head = self._loaded.model.lm_head.weight
+            # States are bfloat16 whatever the model is in.
+            states = final_states(self._loaded, self._ids)[self._chosen].to(head.dtype)
+            return functional.linear(states, head).float().log_softmax(-1)
 
 
 def single_costs(samples: Samples, layers: Sequence[int], progress: Progress = silent) -> dict[int, Cost]:
