@@ -78,7 +78,10 @@ def learning_rate(plan: Plan, step: int) -> float:
 
 
 def batches(kinds: Mapping[str, Rows], plan: Plan) -> list[tuple[str, list[int]]]:
-    """The batch of every step: a kind and the rows of it. All rows once in a random order, then again in another."""
+    """The batch of every step: a kind and the rows of it. All rows once in a random order, then again in another.
+
+    Those that are left when a kind's rows are dealt out in full batches wait for the next time.
+    """
     rng = random.Random(plan.seed)
     made: list[tuple[str, list[int]]] = []
     while len(made) < plan.steps:
@@ -167,3 +170,6 @@ class Training:
         self._optimiser.load_state_dict(state["optimiser"])
         self._generator.set_state(state["generator"])
         self.steps_done = state["steps_done"]
+        if self.steps_done:
+            # A run that is done makes no step that would do it.
+            self._student.fade(shares(self._plan, self.steps_done - 1))
