@@ -10,6 +10,7 @@
         ├── DownloadError             the operator: network, proxy, or the package registry
         ├── DigestMismatchError       the operator: bytes differ from what is pinned or recorded
         ├── UnusableFolderError       the operator: a folder that is not a model that Crossfill made
+        ├── StaleRunError             the operator: a folder with a training run by another plan
         └── AdapterError              whoever made an adapter
             ├── AdapterFileError      the file cannot be read, or has a format of another version
             ├── AdapterBaseError      it was made for another base model
@@ -88,6 +89,14 @@ class UnusableFolderError(ModelError):
         self.path = path
         self.reason = reason
         super().__init__(f"{path}: {reason}")
+
+
+class StaleRunError(ModelError):
+    """A folder holds a training run by another plan, which the run at hand cannot go on from."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        super().__init__(f"{path} comes from a run by another plan; give another folder, or delete that one's")
 
 
 class AdapterError(ModelError):

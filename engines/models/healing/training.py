@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engines.models.errors import StaleRunError
 from engines.models.healing import loss
 from engines.models.healing.teacher import TeacherStates, final_states
 
@@ -97,7 +98,11 @@ def batches(kinds: Mapping[str, Rows], plan: Plan) -> list[tuple[str, list[int]]
 
 
 class Training:
-    """One run in `folder`: `step()` until `done`; a new object goes on from the last checkpoint there."""
+    """One run in `folder`: `step()` until `done`; a new object goes on from the last checkpoint there.
+
+    Raises:
+        StaleRunError: that checkpoint comes from another plan.
+    """
 
     def __init__(
         self, student: Student, teacher: LoadedModel, kinds: Mapping[str, Rows], plan: Plan, folder: Path
@@ -164,6 +169,8 @@ class Training:
 
     def _load(self) -> None:
         state = torch.load(self._checkpoint, weights_only=True)
+        if state["plan"] != asdict(self._plan):
+            raise StaleRunError(self._checkpoint)
         with torch.no_grad():
             for name, value in self._student.trained().items():
                 value.copy_(state["parameters"][name])
