@@ -82,6 +82,9 @@ def batches(kinds: Mapping[str, Rows], plan: Plan) -> list[tuple[str, list[int]]
     """The batch of every step: a kind and the rows of it. All rows once in a random order, then again in another.
 
     Those that are left when a kind's rows are dealt out in full batches wait for the next time.
+
+    Raises:
+        ValueError: no kind has rows enough for a batch.
     """
     rng = random.Random(plan.seed)
     made: list[tuple[str, list[int]]] = []
@@ -92,6 +95,8 @@ def batches(kinds: Mapping[str, Rows], plan: Plan) -> list[tuple[str, list[int]]
             rng.shuffle(order)
             size = max(1, plan.batch_tokens // rows.ids.shape[1])
             epoch += [(kind, order[begin : begin + size]) for begin in range(0, len(order) - size + 1, size)]
+        if not epoch:
+            raise ValueError(f"no kind of text fills a batch of {plan.batch_tokens} tokens")
         rng.shuffle(epoch)
         made += epoch
     return made[: plan.steps]
