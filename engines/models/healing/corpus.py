@@ -26,9 +26,9 @@ _BADGE = re.compile(r"^\s*(\[?!\[|\.\. (image|_|\|)|:target:|<(img|a|p|div|h\d|/
 
 
 def documents(seed: int) -> list[str]:
-    """Shuffled prose of the language reference's calibration half, package descriptions and documentation strings."""
+    """Descriptions of installed packages and documentation strings of the standard library, in the order of `seed`."""
     heldout = _runs(texts.prose(texts.Part.HELDOUT))
-    found = [texts.prose(texts.Part.CALIBRATION), *_descriptions(), *_docstrings(_standard_library())]
+    found = [*_descriptions(), *_docstrings(_standard_library())]
     clean = {text: None for text in found if not _runs(text) & heldout}
     kept = list(clean)
     random.Random(seed).shuffle(kept)
