@@ -98,9 +98,7 @@ def test_tokens_come_from_the_most_likely_few(
 def test_steering_puts_the_template_between_turns(whole: LoadedModel) -> None:
     tokenizer = whole.tokenizer
     turns = sampling._Turns(tokenizer, 2)
-    to_assistant, to_user = (
-        tokenizer(text, add_special_tokens=False)["input_ids"] for text in reversed(SPEAKERS)
-    )
+    to_assistant, to_user = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in reversed(SPEAKERS))
     # What a model would say is 7 throughout, apart from the end of a turn of the first row, twice.
     said = [turns.end, *[7] * len(to_assistant), 7, turns.end, *[7] * len(to_user), 7]
     rows = list(zip(*[turns.steer([token, 7]) for token in said], strict=True))
