@@ -18,7 +18,7 @@ import yaml
 os.environ.setdefault("SGLANG_PLATFORM", "crossfill_cpu")
 
 ROOT = Path(__file__).parent.parent
-LARGE, SMALL = "smollm2-135m-instruct", "smollm2-131m-pruned"
+LARGE, SMALL = "smollm2-135m-instruct", "smollm2-113m-healed"
 START_TIMEOUT_S = 500
 
 

@@ -21,7 +21,7 @@ from crossfill.plan import worker_spec
 from crossfill.up import prepare_sources
 from engines.config import WorkerConfig
 
-DEMO_PAIR = ("smollm2-135m-instruct", "smollm2-131m-pruned")
+DEMO_PAIR = ("smollm2-135m-instruct", "smollm2-113m-healed")
 
 _DECODED = 32
 _ROUNDS = 3

@@ -1,35 +1,103 @@
-"""`crossfill models heal`: train a smaller model of the catalogue from the whole one, as its recipe says."""
+"""`crossfill models heal` and `choose-layers`: make a smaller model of the whole one again, as its recipe says."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from crossfill.progress import bars
+from engines.models.errors import ModelError
+from engines.models.prepare import DEFAULT_ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from rich.table import Table
+
+    from engines.models.healing.search import Cost, Dropped
+
+Folder = Annotated[
+    Path, typer.Option(help="Keeps text, teacher states, checkpoints and the result (2 GB).", file_okay=False)
+]
+Root = Annotated[Path, typer.Option("--root", help="Folder of prepared models.", file_okay=False)]
+Threads = Annotated[int, typer.Option(min=1, help="Cores to use.")]
+_FOLDER = Path("var/healing")
 
 
 def heal(
     name: Annotated[str, typer.Argument(help="A healed model of the list.")],
-    folder: Annotated[
-        Path, typer.Option(help="Keeps text, checkpoints and the result (2 GB).", file_okay=False)
-    ] = Path("var/healing"),
-    root: Annotated[Path, typer.Option(help="Folder of prepared models.", file_okay=False)] = Path("var/models"),
-    threads: Annotated[int, typer.Option(min=1, help="Cores to use.")] = 1,
+    folder: Folder = _FOLDER,
+    root: Root = DEFAULT_ROOT,
+    threads: Threads = 1,
 ) -> None:
     """Train a smaller model again (one to two hours on two cores); an interrupted run goes on where it stopped."""
-    import torch
+    try:
+        # Not imported before the name is known to be right: torch takes seconds.
+        from engines.models.healing.recipe import heal as run
+        from engines.models.healing.recipes import recipe_of
 
-    from engines.models.errors import ModelError
-    from engines.models.healing.recipe import heal as run
-    from engines.models.healing.recipes import recipe_of
+        recipe = recipe_of(name)
+        _use(threads)
+        with bars() as progress:
+            place = run(name, recipe, root, folder, progress)
+    except ModelError as error:
+        _fail(error)
+    typer.echo(place)
 
-    torch.set_num_threads(threads)
+
+def choose_layers(
+    count: Annotated[int, typer.Option(min=1, help="Layers to drop in the largest set.")] = 12,
+    folder: Folder = _FOLDER,
+    root: Root = DEFAULT_ROOT,
+    threads: Threads = 1,
+) -> None:
+    """Search for the layers of SmolLM2 that change its next tokens least when dropped (a quarter of an hour)."""
+    from rich.console import Console
+
+    from engines.models.healing import recipe, search
+    from engines.models.healing.recipe import TextSize
+
+    _use(threads)
     try:
         with bars() as progress:
-            place = run(name, recipe_of(name), root, folder, progress)
+            loaded = recipe.whole_model(root, progress)
+            samples = search.samples_of(loaded, recipe.gather(loaded, TextSize(), folder, progress))
+            # The first two and the last have to stay, whatever the text: without one of them no sentence comes out.
+            layers = range(2, len(loaded.layers) - 1)
+            single = search.single_costs(samples, layers, progress)
+            found = search.drop_greedily(samples, single, count, progress=progress)
     except ModelError as error:
-        typer.secho(f"crossfill: {error}", fg=typer.colors.RED, err=True)
-        raise typer.Exit(1) from error
-    typer.echo(place)
+        _fail(error)
+    console = Console()
+    console.print(_costs("layer", {str(layer): cost for layer, cost in single.items()}))
+    console.print(_costs("dropped together", _sets(found)))
+
+
+def _sets(found: Sequence[Dropped]) -> dict[str, Cost]:
+    return {", ".join(map(str, sorted(one.layers))): one.cost for one in found}
+
+
+def _costs(label: str, costs: Mapping[str, Cost]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, title="KL of next tokens to the whole model's, nats", title_justify="left")
+    table.add_column(label)
+    for column in ("conversations", "prose", "recall", "judged by"):
+        table.add_column(column, justify="right")
+    for name, cost in costs.items():
+        figures = (cost.conversations, cost.prose, cost.recall, cost.total)
+        table.add_row(name, *(f"{figure:.3f}" for figure in figures))
+    return table
+
+
+def _use(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def _fail(error: ModelError) -> NoReturn:
+    typer.secho(f"crossfill: {error}", fg=typer.colors.RED, err=True)
+    raise typer.Exit(1) from error

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from crossfill.heal_cli import choose_layers, heal
 from crossfill.progress import Bars, bars
 from engines.models.errors import ModelError
 from engines.models.prepare import DEFAULT_ROOT
@@ -101,7 +102,7 @@ def _state(name: str, root: Path) -> str:
 @app.command("prepare")
 def prepare_models(
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Models of the list.")] = None,
-    demo: Annotated[bool, typer.Option("--demo", help="The two models of the demo.")] = False,
+    demo: Annotated[bool, typer.Option("--demo", help="The models of the demo.")] = False,
     root: Root = DEFAULT_ROOT,
     verify: Annotated[bool, typer.Option("--verify", help="Hash every file of a model that is here again.")] = False,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Build anew and replace a model that is here.")] = False,
@@ -219,6 +220,10 @@ def _of(model: str, progress: Bars) -> Progress:
         progress(f"{Path(model).name}: {stage}", done, total)
 
     return report
+
+
+app.command("choose-layers")(choose_layers)
+app.command()(heal)
 
 
 def _layers(text: str) -> tuple[int, ...]:

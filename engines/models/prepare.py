@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from engines.models import manifest
-from engines.models.catalogue import GgufRecipe, HealedRecipe, ModelEntry, PruneRecipe, TinyRecipe, entry_of
+from engines.models.catalogue import GgufRecipe, HealedRecipe, ModelEntry, TinyRecipe, entry_of
 from engines.models.errors import UnusableFolderError
 from engines.models.progress import Progress, silent
 
@@ -105,7 +105,7 @@ def _build_and_place(entry: ModelEntry, root: Path, progress: Progress) -> None:
 
 def _build(entry: ModelEntry, root: Path, built: Path, scratch: Path, progress: Progress) -> None:
     # Imported here, so that the fast path of `prepare` stays at a few milliseconds.
-    from engines.models import convert, download, merge, prune, tiny
+    from engines.models import convert, download, merge, tiny
 
     recipe = entry.recipe
     if isinstance(recipe, GgufRecipe):
@@ -117,9 +117,7 @@ def _build(entry: ModelEntry, root: Path, built: Path, scratch: Path, progress: 
     adapter = merge.shipped_adapter(recipe) if isinstance(recipe, HealedRecipe) else None
     base = prepare(recipe.base, root, progress=progress)
     shutil.copyfile(base / "LICENSE", built / "LICENSE")
-    if isinstance(recipe, PruneRecipe):
-        prune.drop_layers(base, recipe.dropped_layers, built, progress=progress)
-    elif isinstance(recipe, TinyRecipe):
+    if isinstance(recipe, TinyRecipe):
         tiny.tiny_folder(recipe, base, built, progress)
     elif adapter is not None:
         merge.merge(base, recipe.base, adapter, built, progress=progress)

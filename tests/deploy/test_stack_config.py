@@ -32,11 +32,13 @@ def plan_of(config, tmp_path, state="."):
         return make_plan(config, folders, tmp_path / state, ports)
 
 
-def test_the_demo_file_is_valid_and_names_models_that_can_be_made():
+@pytest.mark.parametrize("file", ["demo.yaml", "demo-three.yaml"])
+def test_the_demo_files_are_valid_and_order_their_models_by_size(file):
     from engines.models.catalogue import CATALOGUE
 
-    config = load_yaml(ROOT / "deploy" / "demo.yaml", StackConfig)
-    assert {model.source for model in config.models} <= set(CATALOGUE)
+    config = load_yaml(ROOT / "deploy" / file, StackConfig)
+    sizes = [CATALOGUE[model.source].parameters for model in config.models]
+    assert sizes == sorted(set(sizes))
     assert config.routing.ladder == tuple(model.name for model in config.models)
 
 

@@ -47,11 +47,15 @@ class TextSize:
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that one healed model comes from, apart from the machine."""
+    """All that one healed model comes from, apart from the machine.
+
+    `shipped_rank`: how much of every trained product the adapter file keeps.
+    """
 
     plan: Plan
     text: TextSize = TextSize()
     base: str = SMOLLM2
+    shipped_rank: int = 16
 
 
 def gather(loaded: LoadedModel, size: TextSize, folder: Path, progress: Progress = silent) -> dict[str, Rows]:
@@ -134,19 +138,29 @@ def heal(name: str, recipe: Recipe, root: Path, folder: Path, progress: Progress
     Raises:
         as `prepare`, and StaleRunError: `folder` holds a run of `name` with another plan.
     """
-    source = prepare(recipe.base, root, progress=progress)
-    teacher = load(source)
-    teacher.model.to(fast_dtype()).requires_grad_(False)
+    teacher = whole_model(root, progress, recipe.base)
     kinds = gather(teacher, recipe.text, folder, progress)
-    learner = load(source)
-    learner.model.to(fast_dtype())
-    student = make_student(learner, recipe.plan.rank, recipe.plan.seed)
+    student = make_student(whole_model(root, progress, recipe.base), recipe.plan.rank, recipe.plan.seed)
     training = Training(student, teacher, kinds, recipe.plan, folder / name)
     run(training, recipe.plan, folder / name, progress)
     place = folder / f"{name}.safetensors"
     provenance = asdict(recipe) | {"torch": torch.__version__}
-    export(student, recipe.base, entry_of(recipe.base).sha256["model.safetensors"], provenance, place)
+    export(
+        student,
+        recipe.base,
+        entry_of(recipe.base).sha256["model.safetensors"],
+        provenance,
+        place,
+        rank=recipe.shipped_rank,
+    )
     return place
+
+
+def whole_model(root: Path, progress: Progress = silent, base: str = SMOLLM2) -> LoadedModel:
+    """The frozen model `base`, prepared under `root` if need be, in the dtype that this machine is fast with."""
+    loaded = load(prepare(base, root, progress=progress))
+    loaded.model.to(fast_dtype()).requires_grad_(False)
+    return loaded
 
 
 def fast_dtype() -> torch.dtype:

@@ -13,15 +13,15 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from engines.models.healing.dataset import ANSWER_WEIGHT
+from engines.models import texts
+from engines.models.healing.dataset import ANSWER_WEIGHT, Rows, conversations
 from engines.models.healing.teacher import final_states
-from engines.models.perplexity import without_layers
+from engines.models.perplexity import encode, without_layers
 from engines.models.progress import Progress, silent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from engines.models.healing.dataset import Rows
     from engines.models.loading import LoadedModel
 
 # Text follows its neighbours: every fourth position says as much as all, for a quarter of the logits.
@@ -79,6 +79,17 @@ class Samples:
             # States are bfloat16 whatever the model is in.
             states = final_states(self._loaded, self._ids)[self._chosen].to(head.dtype)
             return functional.linear(states, head).float().log_softmax(-1)
+
+
+def samples_of(loaded: LoadedModel, text: Mapping[str, Rows], rows: int = 2) -> Samples:
+    """`rows` of each sample: the last conversations and exercises of a run's `text`, and calibration prose."""
+    length = text["conversations"].ids.shape[1]
+    ids = encode(loaded, texts.prose(texts.Part.CALIBRATION), rows * length)
+    prose = conversations(np.array(ids, np.uint16).reshape(rows, length))
+    talk, exercises = (
+        Rows(text[kind].ids[-rows:], text[kind].weights[-rows:]) for kind in ("conversations", "exercises")
+    )
+    return Samples(loaded, talk, prose, exercises)
 
 
 def single_costs(samples: Samples, layers: Sequence[int], progress: Progress = silent) -> dict[int, Cost]:

@@ -90,6 +90,13 @@ def test_judge_refuses_what_it_could_not_finish(root: Path, tmp_path: Path) -> N
     assert run("judge", "tiny-lama", "--root", str(root))[0] == 1
 
 
+def test_healing_names_the_recipes_there_are(tmp_path: Path) -> None:
+    status, output, error = run("heal", "smollm2-135m-instruct", "--folder", str(tmp_path / "healing"))
+    assert (status, output) == (1, "")
+    assert "known models: smollm2-113m-healed, smollm2-99m-healed" in error
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_import_waits_for_nothing_heavy() -> None:
     code = (
         "import sys, crossfill.models_cli; print([m for m in ('torch', 'numpy', 'transformers') if m in sys.modules])"

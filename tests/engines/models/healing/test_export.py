@@ -45,7 +45,7 @@ def student(duplicate: Callable[[], LoadedModel]) -> Student:
 def exported(student: Student, tiny: Path, tmp_path: Path) -> Path:
     path = tmp_path / "adapter.safetensors"
     digest = hashlib.sha256((tiny / "model.safetensors").read_bytes()).hexdigest()
-    export(student, BASE, digest, {"steps": 7}, path)
+    export(student, BASE, digest, {"steps": 7}, path, rank=RANK)
     return path
 
 
@@ -90,3 +90,14 @@ def test_corrections_are_the_products_of_the_student(student: Student, exported:
         assert (delta - product).norm() < 0.015 * product.norm()
     for name, norm in student.norms():
         torch.testing.assert_close(torch.from_numpy(adapter.values[name]), norm.detach(), rtol=2**-8, atol=0)
+
+
+def test_what_ships_is_the_best_of_its_rank(student: Student, tmp_path: Path) -> None:
+    adapter = export(student, BASE, "0" * 64, {}, tmp_path / "short.safetensors", rank=2)
+    for name, matrix in student.adapted():
+        product = (matrix.up @ matrix.down).detach()
+        sizes = torch.linalg.svdvals(product)
+        delta = torch.from_numpy(adapter.matrices[f"{name}.weight"].delta())
+        # No product of this rank is nearer than the singular values that are left out (Eckart and Young 1936).
+        assert float((delta - product).norm()) == pytest.approx(float(sizes[2:].norm()), rel=0.01)
+        assert sizes[2:].norm() > 0.1 * product.norm()
