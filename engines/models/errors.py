@@ -10,7 +10,8 @@
         ├── DownloadError             the operator: network, proxy, or the package registry
         ├── DigestMismatchError       the operator: bytes differ from what is pinned or recorded
         ├── UnusableFolderError       the operator: a folder that is not a model that Crossfill made
-        ├── StaleRunError             the operator: a folder with a training run by another plan
+        ├── StaleRunError             the operator: a folder with a training run that is not the one at hand
+        ├── DivergedRunError          whoever made the plan: training ran away
         └── AdapterError              whoever made an adapter
             ├── AdapterFileError      the file cannot be read, or has a format of another version
             ├── AdapterBaseError      it was made for another base model
@@ -92,11 +93,20 @@ class UnusableFolderError(ModelError):
 
 
 class StaleRunError(ModelError):
-    """A folder holds a training run by another plan, which the run at hand cannot go on from."""
+    """A checkpoint that cannot be read, or comes from a run by another plan, text or base."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        super().__init__(f"{path} comes from a run by another plan; give another folder, or delete that one's")
+        super().__init__(f"{path} is damaged or comes from another run; give another folder, or delete this file")
+
+
+class DivergedRunError(ModelError):
+    """The loss of a training step is no number; `step` counts from 0."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self.folder = folder
+        self.step = step
+        super().__init__(f"{folder}: the loss of step {step} is no number; lower the learning rate of the plan")
 
 
 class AdapterError(ModelError):

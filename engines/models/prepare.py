@@ -59,7 +59,7 @@ def prepare(
     # Renaming is atomic, so an existing folder needs no lock.
     if rebuild or not folder.exists():
         root.mkdir(parents=True, exist_ok=True)
-        with _locked(root, name, progress):
+        with locked(root, name, progress):
             # Another process may have built it while this one waited.
             if rebuild or not folder.exists():
                 _build_and_place(entry, root, progress)
@@ -124,7 +124,8 @@ def _build(entry: ModelEntry, root: Path, built: Path, scratch: Path, progress: 
 
 
 @contextmanager
-def _locked(root: Path, name: str, progress: Progress) -> Iterator[TextIO]:
+def locked(root: Path, name: str, progress: Progress) -> Iterator[TextIO]:
+    """Held by one process at a time for a `name` under `root`, a folder that exists; the others wait."""
     # The lock file stays: removing it would let a third process lock a new file while the second still holds the old
     # one.
     with (root / f".{name}.lock").open("w", encoding="utf-8") as lock:

@@ -49,11 +49,11 @@ def _docstrings(folders: Iterable[Path]) -> Iterator[str]:
     """One document a source file: the documentation strings in it, in order."""
     for folder in folders:
         for path in sorted(folder.rglob("*.py")):
-            if {"test", "tests", "idlelib", "site-packages", "pydoc_data"} & set(path.parts):
+            if {"test", "tests", "idlelib", "site-packages", "pydoc_data"} & set(path.relative_to(folder).parts):
                 continue
             try:
                 tree = ast.parse(path.read_text(encoding="utf-8"))
-            except (SyntaxError, UnicodeDecodeError):
+            except (SyntaxError, ValueError):
                 # Some files of the standard library hold other encodings or broken code on purpose.
                 continue
             kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

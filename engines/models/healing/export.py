@@ -23,7 +23,9 @@ def export(
     matrices = {f"{name}.weight": _shipped(matrix, rank) for name, matrix in student.adapted()}
     values = {name: weight.detach().float().numpy() for name, weight in student.norms()}
     adapter = Adapter(base, base_sha256, student.gone(), matrices, values, json.dumps(provenance, sort_keys=True))
-    write(path, adapter)
+    scratch = path.with_suffix(".new")
+    write(scratch, adapter)
+    scratch.replace(path)
     return adapter
 
 

@@ -1,4 +1,4 @@
-"""The run that made the healed models of the catalogue: its text, its layers, its steps; and how to run it again.
+"""A run that heals a model, from its text to its adapter file.
 
 Everything lies in one folder and every step of it is skipped when it is there, so an interrupted run goes on.
 """
@@ -6,6 +6,7 @@ Everything lies in one folder and every step of it is skipped when it is there, 
 from __future__ import annotations
 
 import json
+import sysconfig
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,14 +16,17 @@ import numpy as np
 import torch
 
 from engines.models.catalogue import SMOLLM2, entry_of
+from engines.models.errors import UnusableFolderError
 from engines.models.healing import corpus, dataset, sampling
 from engines.models.healing.dataset import Rows
 from engines.models.healing.export import export
 from engines.models.healing.student import make_student
+from engines.models.healing.teacher import fingerprint
 from engines.models.healing.training import Plan, Training
 from engines.models.loading import load
-from engines.models.prepare import prepare
+from engines.models.prepare import locked, prepare
 from engines.models.progress import Progress, silent
+from engines.models.questions import QUESTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,6 +36,8 @@ if TYPE_CHECKING:
 
 _CHECKPOINT_S = 180.0
 _LOG_STEPS = 10
+# A long exercise hides its facts among at most forty sentences.
+_FEWEST_SENTENCES = 50
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,10 @@ class TextSize:
     exercises: int = 400
     long_exercises: int = 200
     seed: int = 7
+
+    def __post_init__(self) -> None:
+        if min(self.conversations, self.document_tokens, self.exercises, self.long_exercises) < 1:
+            raise ValueError(f"need some of every kind of text, got {self}")
 
 
 @dataclass(frozen=True)
@@ -64,13 +74,18 @@ def gather(loaded: LoadedModel, size: TextSize, folder: Path, progress: Progress
     Conversations take most of the time (ten minutes on two cores): each batch of them is kept as it is done.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    place = folder / "text.npz"
-    if not place.exists():
-        kinds = _make(loaded, size, folder, progress)
-        arrays = {f"{kind}.{part}": getattr(rows, part) for kind, rows in kinds.items() for part in ("ids", "weights")}
-        scratch = folder / "text.new.npz"
-        np.savez(scratch, **arrays)
-        scratch.replace(place)
+    # Another size or model has other files.
+    key = fingerprint(loaded, json.dumps(asdict(size)).encode())
+    place = folder / f"text-{key}.npz"
+    with locked(folder, "text", progress):
+        if not place.exists():
+            kinds = _make(loaded, size, folder / f"conversations-{key}", progress)
+            arrays = {
+                f"{kind}.{part}": getattr(rows, part) for kind, rows in kinds.items() for part in ("ids", "weights")
+            }
+            scratch = folder / "text.new.npz"
+            np.savez(scratch, **arrays)
+            scratch.replace(place)
     with np.load(place) as stored:
         names = sorted({name.partition(".")[0] for name in stored.files})
         return {kind: Rows(stored[f"{kind}.ids"], stored[f"{kind}.weights"]) for kind in names}
@@ -81,6 +96,8 @@ def _make(loaded: LoadedModel, size: TextSize, folder: Path, progress: Progress)
     documents = corpus.documents(size.seed)
     filler = dataset.sentences(documents)
     progress("packing documents", 0, None)
+    if len(filler) < _FEWEST_SENTENCES:
+        raise UnusableFolderError(Path(sysconfig.get_path("stdlib")), "too few documentation strings to train on")
     packed = dataset.pack(tokenizer, documents, sampling.ROW_TOKENS, size.document_tokens)
     made = {}
     lengths = {"exercises": (size.exercises, sampling.ROW_TOKENS), "long": (size.long_exercises, dataset.LONG_TOKENS)}
@@ -88,12 +105,22 @@ def _make(loaded: LoadedModel, size: TextSize, folder: Path, progress: Progress)
         exercises = dataset.make_exercises(filler, count, length, size.seed + length)
         made[kind] = dataset.exercises(tokenizer, exercises, length)
     talk = np.concatenate(list(_talk(loaded, size, folder, progress)))
-    return {"conversations": dataset.conversations(talk), "documents": packed, **made}
+    talk = _without_questions(tokenizer, talk)
+    kinds = {"conversations": dataset.conversations(talk), "documents": packed, **made}
+    return {kind: rows for kind, rows in kinds.items() if len(rows.ids)}
+
+
+def _without_questions(tokenizer: Any, talk: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    # The model may ask itself what it will be judged by.
+    asked = [question.lower() for question, _ in QUESTIONS]
+    texts = [tokenizer.decode(row).lower() for row in talk]
+    return talk[[not any(question in text for question in asked) for text in texts]]
 
 
 def _talk(loaded: LoadedModel, size: TextSize, folder: Path, progress: Progress) -> Iterator[np.ndarray[Any, Any]]:
+    folder.mkdir(exist_ok=True)
     for begin in range(0, size.conversations, sampling.BATCH_ROWS):
-        place = folder / f"conversations-{begin}.npy"
+        place = folder / f"{begin}.npy"
         rows = min(sampling.BATCH_ROWS, size.conversations - begin)
         if not place.exists():
             sampled = sampling.converse(loaded, rows, seed=size.seed + begin, progress=progress)
@@ -107,7 +134,11 @@ def run(training: Training, plan: Plan, folder: Path, progress: Progress = silen
     """Train to the end of `plan`; a checkpoint every three minutes, a line of losses every ten steps."""
     recent: list[Losses] = []
     saved = time.monotonic()
-    with (folder / "losses.jsonl").open("a", encoding="utf-8") as log:
+    place = folder / "losses.jsonl"
+    lines = place.read_text(encoding="utf-8").splitlines(keepends=True) if place.exists() else []
+    # Steps after the last checkpoint are made again.
+    place.write_text("".join(line for line in lines if json.loads(line)["step"] <= training.steps_done))
+    with place.open("a", encoding="utf-8") as log:
         while not training.done:
             recent.append(training.step())
             step = training.steps_done
@@ -136,13 +167,17 @@ def heal(name: str, recipe: Recipe, root: Path, folder: Path, progress: Progress
         progress: called after every step.
 
     Raises:
-        as `prepare`, and StaleRunError: `folder` holds a run of `name` with another plan.
+        ModelError: as `prepare`.
+        StaleRunError: `folder` holds another run of `name`.
+        DivergedRunError: training ran away.
+        UnusableFolderError: Python's library has no documentation strings.
     """
     teacher = whole_model(root, progress, recipe.base)
     kinds = gather(teacher, recipe.text, folder, progress)
     student = make_student(whole_model(root, progress, recipe.base), recipe.plan.rank, recipe.plan.seed)
-    training = Training(student, teacher, kinds, recipe.plan, folder / name)
-    run(training, recipe.plan, folder / name, progress)
+    with locked(folder, name, progress):
+        training = Training(student, teacher, kinds, recipe.plan, folder / name)
+        run(training, recipe.plan, folder / name, progress)
     place = folder / f"{name}.safetensors"
     provenance = asdict(recipe) | {"torch": torch.__version__}
     export(

@@ -1,4 +1,7 @@
-"""The recipes of the healed models that ship: which layers went, and how long the rest was trained."""
+"""A recipe for each healed model that ships: which layers go, and how long the rest is trained.
+
+The shipped files come from runs whose schedules differ a little: deploy/models/README.md.
+"""
 
 from __future__ import annotations
 

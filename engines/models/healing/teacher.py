@@ -6,6 +6,7 @@ logits follow from them by one product with the head.
 
 from __future__ import annotations
 
+import hashlib
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,10 +22,19 @@ if TYPE_CHECKING:
     from engines.models.loading import LoadedModel
 
 
+def fingerprint(loaded: LoadedModel, *parts: bytes) -> str:
+    """Sixteen hex digits for a model in its dtype, by the weights of its last layer, together with `parts`."""
+    weight = loaded.model.model.layers[-1].mlp.down_proj.weight.detach()
+    digest = hashlib.sha256(str(weight.dtype).encode() + weight.float().numpy().tobytes())
+    for part in parts:
+        digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()[:16]
+
+
 class TeacherStates:
     """States of the rows of one kind of text under `folder`; several processes may fill it at once.
 
-    Two that compute the same row write the same bytes, and a row is marked as there only after it was written.
+    A row is marked as there only after it was written. Another text, teacher or dtype has other files.
     """
 
     def __init__(self, teacher: LoadedModel, kind: str, rows: Rows, folder: Path) -> None:
@@ -32,8 +42,9 @@ class TeacherStates:
         folder.mkdir(parents=True, exist_ok=True)
         count, length = rows.ids.shape
         shape = (count, length, teacher.model.config.hidden_size)
-        self._states = _file(folder / f"{kind}.states", shape, "<i2")
-        self._filled = _file(folder / f"{kind}.filled", (count,), "u1")
+        name = f"{kind}-{fingerprint(teacher, rows.ids.tobytes())}"
+        self._states = _file(folder / f"{name}.states", shape, "<i2")
+        self._filled = _file(folder / f"{name}.filled", (count,), "u1")
 
     def __getitem__(self, rows: Sequence[int]) -> torch.Tensor:
         """Hidden states after the last norm, bfloat16 [rows · tokens, dim]."""
@@ -43,6 +54,7 @@ class TeacherStates:
             with torch.no_grad():
                 found = final_states(self._teacher, ids).view(torch.int16).numpy()
             self._states[missing] = found.reshape(len(missing), *self._states.shape[1:])
+            self._states.flush()
             self._filled[missing] = 1
         states = torch.from_numpy(self._states[list(rows)]).view(torch.bfloat16)
         return states.reshape(-1, states.shape[-1])

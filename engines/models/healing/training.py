@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import pickle
 import random
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from engines.models.errors import StaleRunError
+from engines.models.errors import DivergedRunError, StaleRunError
 from engines.models.healing import loss
-from engines.models.healing.teacher import TeacherStates, final_states
+from engines.models.healing.teacher import TeacherStates, final_states, fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,6 +49,16 @@ class Plan:
     decay: float = 0.3
     distance_weight: float = 0.5
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        dropped = [set(stage.dropped) for stage in self.stages]
+        nested = all(one < more for one, more in itertools.pairwise(dropped))
+        if not dropped or not nested or min(stage.steps for stage in self.stages) < 1:
+            raise ValueError(f"need stages of at least one step that drop more and more layers, got {self.stages}")
+        if not 1 <= self.fade_steps <= self.stages[-1].steps:
+            raise ValueError(f"the fade has to end within the last stage, got {self.fade_steps} steps")
+        if min(self.rank, self.batch_tokens, self.positions, self.warmup_steps) < 1 or not 0 < self.decay <= 1:
+            raise ValueError(f"sizes have to be positive and 0 < decay <= 1, got {self}")
 
     @property
     def steps(self) -> int:
@@ -106,7 +118,7 @@ class Training:
     """One run in `folder`: `step()` until `done`; a new object goes on from the last checkpoint there.
 
     Raises:
-        StaleRunError: that checkpoint comes from another plan.
+        StaleRunError: that checkpoint cannot be read, or comes from another plan, text or base.
     """
 
     def __init__(
@@ -117,6 +129,7 @@ class Training:
         self._targets = {
             kind: TeacherStates(teacher, kind, rows, folder.parent / "teacher") for kind, rows in kinds.items()
         }
+        self._source = fingerprint(teacher, *(rows.ids.tobytes() for _, rows in sorted(kinds.items())))
         self._optimiser = torch.optim.AdamW(student.trained().values(), lr=0.0, weight_decay=0.0)
         self._generator = torch.Generator().manual_seed(plan.seed)
         self.steps_done = 0
@@ -130,13 +143,19 @@ class Training:
         return self.steps_done >= self._plan.steps
 
     def step(self) -> loss.Losses:
-        """One batch, one update."""
+        """One batch, one update.
+
+        Raises:
+            DivergedRunError: the loss is no number.
+        """
         plan, number = self._plan, self.steps_done
         self._student.fade(shares(plan, number))
         for group in self._optimiser.param_groups:
             group["lr"] = learning_rate(plan, number)
         kind, rows = self._batches[number]
         found = self._losses(kind, rows, plan.positions)
+        if not torch.isfinite(found.total):
+            raise DivergedRunError(self._folder, number)
         self._optimiser.zero_grad(set_to_none=True)
         torch.autograd.backward(found.total)
         torch.nn.utils.clip_grad_norm_(self._student.trained().values(), 1.0)
@@ -163,6 +182,7 @@ class Training:
             "generator": self._generator.get_state(),
             "steps_done": self.steps_done,
             "plan": asdict(self._plan),
+            "source": self._source,
         }
         scratch = self._checkpoint.with_suffix(".new")
         torch.save(state, scratch)
@@ -173,8 +193,12 @@ class Training:
         return self._folder / "checkpoint.pt"
 
     def _load(self) -> None:
-        state = torch.load(self._checkpoint, weights_only=True)
-        if state["plan"] != asdict(self._plan):
+        try:
+            state = torch.load(self._checkpoint, weights_only=True)
+            known = (state["plan"], state["source"])
+        except (RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
+            raise StaleRunError(self._checkpoint) from error
+        if known != (asdict(self._plan), self._source):
             raise StaleRunError(self._checkpoint)
         with torch.no_grad():
             for name, value in self._student.trained().items():

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -100,10 +100,29 @@ def test_conversations_that_were_sampled_before_an_interruption_are_kept(
         patch.setattr(sampling, "converse", second_fails)
         with pytest.raises(KeyboardInterrupt):
             gather(whole, SIZE, tmp_path / "parts")
-    assert not (tmp_path / "parts" / "text.npz").exists()
+    assert not list((tmp_path / "parts").glob("text-*.npz"))
     sampled.clear()
     assert same(gather(whole, SIZE, tmp_path / "parts"), expected)
     assert sampled == [9]
+
+
+def test_another_size_of_text_is_made_anew_beside_the_first(
+    whole: LoadedModel, sampled: list[int], tmp_path: Path
+) -> None:
+    first = gather(whole, SIZE, tmp_path)
+    sampled.clear()
+    other = gather(whole, replace(SIZE, seed=20), tmp_path)
+    assert sampled[0] == 20
+    assert not same(first, other)
+    sampled.clear()
+    assert same(gather(whole, SIZE, tmp_path), first)
+    assert sampled == []
+
+
+@pytest.mark.parametrize("kind", ["conversations", "document_tokens", "exercises", "long_exercises"])
+def test_text_without_one_kind_is_refused(kind: str) -> None:
+    with pytest.raises(ValueError, match="every kind"):
+        replace(SIZE, **{kind: 0})
 
 
 @pytest.fixture

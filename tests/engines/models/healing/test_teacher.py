@@ -11,6 +11,7 @@ from engines.models.healing.dataset import conversations
 from engines.models.healing.teacher import TeacherStates
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from engines.models.loading import LoadedModel
@@ -81,3 +82,20 @@ def test_row_that_failed_is_not_taken_for_there(
         with pytest.raises(MemoryError):
             states[[1]]
     torch.testing.assert_close(states[[1]].float(), fresh(whole, [1]), rtol=0.01, atol=1e-3)
+
+
+def test_other_text_and_another_teacher_have_states_of_their_own(
+    whole: LoadedModel, duplicate: Callable[[], LoadedModel], tmp_path: Path, runs: list[list[int]]
+) -> None:
+    TeacherStates(whole, "text", ROWS, tmp_path)[[0, 1]]
+    longer = conversations(np.arange(2000, 2072, dtype=np.uint16).reshape(6, 12))
+    TeacherStates(whole, "text", longer, tmp_path)[[0, 1]]
+    assert runs == [[1000, 1012], [2000, 2012]]
+    other = duplicate()
+    with torch.no_grad():
+        other.layers[-1].mlp.down_proj.weight.mul_(2)
+    TeacherStates(other, "text", ROWS, tmp_path)[[0]]
+    assert len(runs) == 3
+    # The control: the first text's are still there.
+    TeacherStates(whole, "text", ROWS, tmp_path)[[0, 1]]
+    assert len(runs) == 3

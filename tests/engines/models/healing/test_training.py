@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
 
 from engines.models import texts
-from engines.models.errors import StaleRunError
+from engines.models.errors import DivergedRunError, StaleRunError
 from engines.models.healing import dataset
 from engines.models.healing.loss import divergence
 from engines.models.healing.student import Student, make_student
@@ -81,7 +81,7 @@ def test_fade_that_a_stage_is_too_short_for_goes_on_in_the_next() -> None:
 
 
 def test_learning_rate_rises_stays_and_falls() -> None:
-    plan = Plan((Stage((1,), 12), Stage((1, 3), 8)), learning_rate=2.0, warmup_steps=4, decay=0.3)
+    plan = Plan((Stage((1,), 12), Stage((1, 3), 8)), learning_rate=2.0, warmup_steps=4, fade_steps=4, decay=0.3)
     found = [learning_rate(plan, step) for step in (0, 1, 3, 4, 13, 14, 17, 19)]
     assert found == pytest.approx([0.5, 1.0, 2.0, 2.0, 2.0, 2.0, 1.0, 1 / 3])
 
@@ -100,7 +100,7 @@ def test_batches_have_every_row_once_before_any_comes_again() -> None:
         # Longer than a batch.
         "longest": dataset.conversations(np.zeros((2, 16), np.uint16)),
     }
-    made = batches(kinds, Plan((Stage((1,), 20),), batch_tokens=8))
+    made = batches(kinds, Plan((Stage((1,), 20),), batch_tokens=8, fade_steps=1))
     assert len(made) == 20
     everything = {"short": [0, 1, 2, 3, 4, 5], "long": [0, 1, 2], "longest": [0, 1]}
     first, second = made[:8], made[8:16]
@@ -111,7 +111,9 @@ def test_batches_have_every_row_once_before_any_comes_again() -> None:
 
 def test_a_seed_gives_the_same_batches_and_another_seed_others() -> None:
     kinds = {"text": dataset.conversations(np.zeros((9, 4), np.uint16))}
-    one, again, other = (batches(kinds, Plan((Stage((1,), 8),), batch_tokens=8, seed=seed)) for seed in (1, 1, 2))
+    one, again, other = (
+        batches(kinds, Plan((Stage((1,), 8),), batch_tokens=8, fade_steps=1, seed=seed)) for seed in (1, 1, 2)
+    )
     assert one == again != other
     # A row that no batch was full with.
     assert len(counted(one[:4])["text"]) == 8
@@ -119,9 +121,9 @@ def test_a_seed_gives_the_same_batches_and_another_seed_others() -> None:
 
 def test_text_that_fills_no_batch_is_refused() -> None:
     kinds = {"text": dataset.conversations(np.zeros((3, 4), np.uint16))}
-    assert len(batches(kinds, Plan((Stage((1,), 2),), batch_tokens=12))) == 2
+    assert len(batches(kinds, Plan((Stage((1,), 2),), batch_tokens=12, fade_steps=1))) == 2
     with pytest.raises(ValueError, match="no kind of text fills a batch of 16 tokens"):
-        batches(kinds, Plan((Stage((1,), 2),), batch_tokens=16))
+        batches(kinds, Plan((Stage((1,), 2),), batch_tokens=16, fade_steps=1))
 
 
 def test_training_brings_the_student_back_to_the_whole_model(
@@ -214,7 +216,55 @@ def test_run_by_another_plan_is_refused(begin: Callable[[Plan, str], tuple[Stude
     training.step()
     training.save()
     other = replace(SHORT, learning_rate=2e-2)
-    with pytest.raises(StaleRunError, match="another plan; give another folder") as caught:
+    with pytest.raises(StaleRunError, match="damaged or comes from another run; give another folder") as caught:
         begin(other, "run")
     assert caught.value.path == tmp_path / "run" / "checkpoint.pt"
     assert begin(other, "other")[1].steps_done == 0
+
+
+def test_run_on_other_text_and_a_damaged_checkpoint_are_refused(
+    whole: LoadedModel, begin: Callable[[Plan, str], tuple[Student, Training]], tmp_path: Path
+) -> None:
+    student, training = begin(SHORT, "run")
+    training.save()
+    other = {"other": dataset.conversations(np.arange(3000, 3128, dtype=np.uint16).reshape(4, 32))}
+    with pytest.raises(StaleRunError):
+        Training(student, whole, other, SHORT, tmp_path / "run")
+    # The control: the same text goes on.
+    begin(SHORT, "run")
+    checkpoint = tmp_path / "run" / "checkpoint.pt"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:1000])
+    with pytest.raises(StaleRunError):
+        begin(SHORT, "run")
+
+
+def test_loss_that_is_no_number_ends_the_run_before_an_update(
+    begin: Callable[[Plan, str], tuple[Student, Training]],
+) -> None:
+    student, training = begin(SHORT, "run")
+    with torch.no_grad():
+        next(student.norms())[1].fill_(float("nan"))
+    before = parameters(student)
+    with pytest.raises(DivergedRunError, match="step 0"):
+        training.step()
+    assert training.steps_done == 0
+    assert all(torch.equal(before[name], value) or value.isnan().all() for name, value in student.trained().items())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"stages": ()},
+        {"stages": (Stage((1,), 0),)},
+        {"stages": (Stage((1,), 5), Stage((2,), 5))},
+        {"fade_steps": 4},
+        {"fade_steps": 0},
+        {"warmup_steps": 0},
+        {"decay": 0.0},
+        {"positions": 0},
+    ],
+    ids=str,
+)
+def test_plans_that_cannot_be_run_are_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="got"):
+        replace(SHORT, **change)
