@@ -17,12 +17,11 @@ that is replaced as a whole, `<name>.value` BF16. The metadata has `adapter_form
 from __future__ import annotations
 
 import json
-import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from engines.models import safetensors_file
-from engines.models.errors import AdapterFileError, AdapterTensorError, MissingDependencyError
+from engines.models.errors import AdapterError, AdapterFileError, AdapterTensorError, MissingDependencyError
 from engines.models.prune import layer_of
 
 if TYPE_CHECKING:
@@ -83,6 +82,7 @@ class Adapter:
     JSON that says how the adapter was trained.
 
     Raises:
+        AdapterError: a name or the digest is not printable text, or `dropped_layers` is not different layer numbers.
         AdapterTensorError: arrays that do not fit each other, a rank above `MAX_RANK`, a scale that is not finite, a
             layer both dropped and corrected, or a tensor both corrected and replaced.
         ValueError: `provenance` is not JSON.
@@ -96,6 +96,7 @@ class Adapter:
     provenance: str = "{}"
 
     def __post_init__(self) -> None:
+        self._check_names()
         json.loads(self.provenance)
         for name in (*self.matrices, *self.values):
             if layer_of(name) in self.dropped_layers:
@@ -107,6 +108,16 @@ class Adapter:
         for name, value in self.values.items():
             if value.dtype.name != "float32" or not _all_finite(value):
                 raise AdapterTensorError(name, "a new value must be float32 and finite")
+
+    def _check_names(self) -> None:
+        for text in (self.base, self.base_sha256, *self.matrices, *self.values):
+            if not isinstance(text, str) or not text.isprintable():
+                raise AdapterError(f"names and digests of an adapter must be printable text, {text!r} is not")
+        # Not isinstance: True and False are integers to it.
+        if not all(type(layer) is int and layer >= 0 for layer in self.dropped_layers):
+            raise AdapterError(f"an adapter's dropped layers must be whole numbers from 0, not {self.dropped_layers!r}")
+        if len(set(self.dropped_layers)) != len(self.dropped_layers):
+            raise AdapterError(f"an adapter drops each layer once, not {self.dropped_layers!r}")
 
 
 def _all_finite(values: npt.NDArray[np.float32]) -> bool:
@@ -139,7 +150,7 @@ def write(path: Path, adapter: Adapter) -> None:
         "adapter_format": str(FORMAT),
         "base": adapter.base,
         "base_sha256": adapter.base_sha256,
-        "dropped_layers": json.dumps(sorted(set(adapter.dropped_layers))),
+        "dropped_layers": json.dumps(sorted(adapter.dropped_layers)),
         "provenance": adapter.provenance,
     }
     safetensors_file.write(path, tensors, lambda _done, _total: None, metadata=metadata)
@@ -150,7 +161,8 @@ def read(path: Path) -> Adapter:
 
     Raises:
         MissingDependencyError: numpy is not installed.
-        AdapterFileError: no adapter, or one of another format version.
+        AdapterFileError: no adapter, one of another format version, or one whose names, digest, dropped layers or
+            provenance `Adapter` refuses.
         AdapterTensorError: as `Adapter` raises it.
     """
     try:
@@ -161,17 +173,25 @@ def read(path: Path) -> Adapter:
         metadata = safetensors_file.read_metadata(path)
         version = metadata.get("adapter_format", "none")
         if version != str(FORMAT):
-            raise AdapterFileError(path, f"it has adapter format {version}, this version reads {FORMAT}")
+            raise AdapterFileError(path, f"it has adapter format {version!r}, this version reads {FORMAT}")
+        dropped = json.loads(metadata["dropped_layers"])
+        if not isinstance(dropped, list):
+            raise AdapterFileError(path, f"dropped_layers must be a list, not {dropped!r}")
         matrices, values = _arrays(path)
         return Adapter(
             base=metadata["base"],
             base_sha256=metadata["base_sha256"],
-            dropped_layers=tuple(json.loads(metadata["dropped_layers"])),
+            dropped_layers=tuple(dropped),
             matrices=matrices,
             values=values,
             provenance=metadata["provenance"],
         )
-    except (OSError, struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (AdapterFileError, AdapterTensorError):
+        raise
+    except AdapterError as error:
+        raise AdapterFileError(path, str(error)) from error
+    # RecursionError: metadata can be nested as deeply as its maker likes.
+    except (OSError, ValueError, KeyError, RecursionError) as error:
         raise AdapterFileError(path, repr(error)) from error
 
 
@@ -180,7 +200,7 @@ def _arrays(path: Path) -> tuple[dict[str, Factors], dict[str, npt.NDArray[np.fl
     for tensor in safetensors_file.read(path):
         name, _, part = tensor.name.rpartition(".")
         if _DTYPES.get(part) != tensor.dtype:
-            raise AdapterFileError(path, f"unexpected tensor {tensor.name!r} of type {tensor.dtype}")
+            raise AdapterFileError(path, f"unexpected tensor {tensor.name!r} of type {tensor.dtype!r}")
         parts.setdefault(name, {})[part] = safetensors_file.to_array(tensor)
     values = {name: found.pop("value") for name, found in parts.items() if "value" in found}
     # KeyError where one of the four is missing; a replaced tensor has none of them.

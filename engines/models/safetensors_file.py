@@ -7,6 +7,8 @@ bytes (https://github.com/huggingface/safetensors, README, "Format"). The librar
 from __future__ import annotations
 
 import json
+import math
+import os
 import struct
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,9 @@ _ALIGN = 8
 _SIZE_BYTES = 8
 _METADATA = "__metadata__"
 BF16_BYTES = 2
+_ELEMENT_BYTES = {"BF16": BF16_BYTES, "F32": 4, "I8": 1}
+# What numpy can hold: in one dimension, and how many of them.
+_MAX_SIZE, _MAX_DIMS = 2**63 - 1, 64
 
 
 @dataclass(frozen=True)
@@ -134,33 +139,82 @@ def write(
 
 
 def read(path: Path) -> list[Tensor]:
-    """The tensors of `path` in file order; their bytes are read when asked for."""
-    header, base = _read_header(path)
-    tensors = []
-    for name, entry in header.items():
-        if name == _METADATA:
-            continue
-        begin, end = entry["data_offsets"]
+    """The tensors of `path` in file order; their bytes are read when asked for.
+
+    Raises:
+        ValueError: the header is damaged, names a tensor twice, or does not give every byte after it to one tensor.
+    """
+    header, base, size_bytes = _read_header(path)
+    entries = sorted((*_checked_range(name, entry), name, entry) for name, entry in header.items() if name != _METADATA)
+    tensors, reached = [], 0
+    for begin, end, name, entry in entries:
+        if begin != reached:
+            raise ValueError(f"tensor {name!r} begins at byte {begin}, where {reached} was expected")
+        reached = end
         reader = _range_reader(path, base + begin, end - begin)
-        tensors.append((begin, Tensor(name, tuple(entry["shape"]), entry["dtype"], end - begin, reader)))
-    return [tensor for _, tensor in sorted(tensors, key=lambda pair: pair[0])]
+        tensors.append(Tensor(name, tuple(entry["shape"]), entry["dtype"], end - begin, reader))
+    if base + reached != size_bytes:
+        raise ValueError(f"the tensors end at byte {base + reached} of {size_bytes}")
+    return tensors
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The strings that `path` has beside its tensors."""
-    header, _ = _read_header(path)
-    metadata: dict[str, str] = header.get(_METADATA, {})
+    """The strings that `path` has beside its tensors.
+
+    Raises:
+        ValueError: the header is damaged, or what stands there is not strings.
+    """
+    metadata = _read_header(path)[0].get(_METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ValueError("the metadata must be strings by name")
     return metadata
 
 
-def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+def _read_header(path: Path) -> tuple[dict[str, Any], int, int]:
+    """The header, the offset of the byte after it, and the size of the file."""
     with path.open("rb") as source:
-        (header_size,) = struct.unpack("<Q", source.read(_SIZE_BYTES))
+        size_bytes = os.fstat(source.fileno()).st_size
+        header_size = int.from_bytes(source.read(_SIZE_BYTES), "little")
         # Eight bytes of another kind of file are a size that no memory holds.
-        if header_size > path.stat().st_size:
+        if _SIZE_BYTES + header_size > size_bytes:
             raise ValueError(f"{path} has no safetensors header")
-        header: dict[str, Any] = json.loads(source.read(header_size))
-    return header, _SIZE_BYTES + header_size
+        text = source.read(header_size)
+    try:
+        header = json.loads(text, object_pairs_hook=_without_duplicates)
+    except RecursionError as error:
+        raise ValueError("the header is nested too deeply") from error
+    if not isinstance(header, dict):
+        raise ValueError("the header is not a JSON object")
+    return header, _SIZE_BYTES + header_size, size_bytes
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("the header has a name twice")
+    return found
+
+
+def _checked_range(name: str, entry: Any) -> tuple[int, int]:
+    """Where the tensor of a header's `entry` begins and ends, once all three parts of the entry fit each other."""
+    if not isinstance(entry, dict) or not {"dtype", "shape", "data_offsets"} <= entry.keys():
+        raise ValueError(f"tensor {name!r} needs dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
+        raise ValueError(f"tensor {name!r} cannot have dtype {dtype!r}, shape {shape!r}, data_offsets {offsets!r}")
+    begin, end = offsets
+    # Types that this package does not compute with are only copied.
+    known = _ELEMENT_BYTES.get(dtype)
+    if begin > end or (known is not None and math.prod(shape) * known != end - begin):
+        raise ValueError(f"tensor {name!r}, {dtype} {shape}, cannot lie in bytes {begin} to {end}")
+    return begin, end
+
+
+def _are_sizes(values: Any) -> bool:
+    if not isinstance(values, list) or len(values) > _MAX_DIMS:
+        return False
+    # Not isinstance: true and false are integers to it.
+    return all(type(value) is int and 0 <= value <= _MAX_SIZE for value in values)
 
 
 def _range_reader(path: Path, offset: int, size_bytes: int) -> Callable[[], bytes]:

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from safetensors.torch import load_file
 
 from engines.models import safetensors_file
 from engines.models.adapter_file import MAX_RANK, Adapter, Factors, quantise, read, write
-from engines.models.errors import AdapterFileError, AdapterTensorError, MissingDependencyError
+from engines.models.errors import AdapterError, AdapterFileError, AdapterTensorError, MissingDependencyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -194,6 +195,33 @@ def test_factors_that_do_not_fit_are_refused(change: dict[str, np.ndarray], text
         an_adapter(matrices={MATRIX: replace(random_factors(), **change)})
 
 
+@pytest.mark.parametrize(
+    "layers",
+    [("a", 1), ([1],), (True,), (2.0,), "34", (-1,), (1, 1)],
+    ids=["text", "list", "true", "float", "digits", "negative", "twice"],
+)
+def test_dropped_layers_that_are_not_different_numbers_are_refused(layers: tuple[object, ...]) -> None:
+    assert an_adapter(dropped_layers=(1,)).dropped_layers == (1,)
+    with pytest.raises(AdapterError, match=r"dropped layers must be whole numbers from 0|drops each layer once"):
+        an_adapter(dropped_layers=layers)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"base": 7},
+        {"base_sha256": None},
+        {"matrices": {7: random_factors()}},
+        {"values": {b"norm": np.ones(3, dtype=np.float32)}},
+        {"base": "two\nlines"},
+    ],
+    ids=["base", "digest", "matrix", "value", "unprintable"],
+)
+def test_names_and_digests_that_are_not_printable_text_are_refused(change: dict[str, object]) -> None:
+    with pytest.raises(AdapterError, match="must be printable text"):
+        an_adapter(**change)
+
+
 def test_provenance_must_be_json() -> None:
     with pytest.raises(ValueError, match="Expecting value"):
         an_adapter(provenance="by hand")
@@ -213,7 +241,7 @@ def test_file_of_another_format_version_is_refused(tmp_path: Path) -> None:
     rewritten(tmp_path / "a", lambda _name: True)
     read(tmp_path / "a")
     rewritten(tmp_path / "a", lambda _name: True, adapter_format="2")
-    with pytest.raises(AdapterFileError, match="has adapter format 2, this version reads 1"):
+    with pytest.raises(AdapterFileError, match="has adapter format '2', this version reads 1"):
         read(tmp_path / "a")
 
 
@@ -245,6 +273,93 @@ def test_damaged_file_is_refused(tmp_path: Path, damage: Callable[[bytes], bytes
     assert path.read_bytes() != whole
     with pytest.raises(AdapterFileError, match="not an adapter that this version can read"):
         read(path)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    ['["a", 1]', "[[1]]", "[true]", "[2.0]", '"34"', "{}", "[-1]", "[1, 1]", "1", "null", "", "[" * 100_000],
+)
+def test_file_with_other_dropped_layers_than_numbers_is_refused(tmp_path: Path, layers: str) -> None:
+    write(tmp_path / "a", an_adapter())
+    rewritten(tmp_path / "a", lambda _name: True, dropped_layers="[4, 0]")
+    assert read(tmp_path / "a").dropped_layers == (4, 0)
+    rewritten(tmp_path / "a", lambda _name: True, dropped_layers=layers)
+    with pytest.raises(AdapterFileError) as caught:
+        read(tmp_path / "a")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"adapter_format": "1\n2"},
+        {"base": "two\nlines"},
+        {"provenance": "[" * 100_000},
+        {"provenance": "by hand"},
+    ],
+    ids=["version", "base", "deep-provenance", "no-provenance"],
+)
+def test_file_with_unusable_metadata_is_refused_in_one_line(tmp_path: Path, change: dict[str, str]) -> None:
+    write(tmp_path / "a", an_adapter())
+    rewritten(tmp_path / "a", lambda _name: True, **change)
+    with pytest.raises(AdapterFileError) as caught:
+        read(tmp_path / "a")
+    assert "\n" not in str(caught.value)
+
+
+def with_header(whole: bytes, change: Callable[[dict[str, Any]], object]) -> bytes:
+    """The file `whole` with what `change` makes of its header (in place where it returns None), data as before."""
+    size = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + size])
+    changed = change(header)
+    encoded = changed if isinstance(changed, bytes) else json.dumps(header if changed is None else changed).encode()
+    return len(encoded).to_bytes(8, "little") + encoded + whole[8 + size :]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: b'{"a":' * 100_000,
+        lambda header: [],
+        lambda header: json.dumps(header).encode().replace(b"{", b'{"__metadata__":{},', 1),
+        lambda header: header[f"{MATRIX}.up"].update(data_offsets=[-60, 0]),
+        lambda header: header[f"{MATRIX}.up"].update(shape=[-12, -5]),
+        lambda header: header[f"{MATRIX}.up"].update(shape=[0, 10**30]),
+        lambda header: header[f"{MATRIX}.up"].update(shape=7),
+        lambda header: header[f"{MATRIX}.up"].pop("shape"),
+        lambda header: header.update({f"{MATRIX}.up": 7}),
+        lambda header: header.update(__metadata__=7),
+        lambda header: header["__metadata__"].update(provenance={}),
+        lambda header: header.update({"two\nlines.value": header.pop(f"{NORM}.value")}),
+        lambda header: header[f"{MATRIX}.up"].update(dtype="two\nlines"),
+    ],
+    ids=[
+        "deep",
+        "list",
+        "twice",
+        "negative-offset",
+        "negative-shape",
+        "huge-shape",
+        "no-shape",
+        "shape-gone",
+        "number",
+        "metadata",
+        "metadata-value",
+        "name",
+        "dtype",
+    ],
+)
+def test_hostile_header_is_refused_in_one_line(tmp_path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = tmp_path / "a"
+    write(path, an_adapter())
+    whole = path.read_bytes()
+    # The control: a header that is only written anew.
+    path.write_bytes(with_header(whole, lambda _header: None))
+    assert read(path).base == "tiny-llama"
+    path.write_bytes(with_header(whole, change))
+    with pytest.raises(AdapterFileError, match="not an adapter that this version can read") as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
 
 
 def test_missing_numpy_is_named_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
