@@ -11,7 +11,7 @@ from engines.models.convert import WEIGHTS_FILE
 from engines.models.errors import AdapterBaseError, AdapterTensorError, DigestMismatchError
 from engines.models.manifest import sha256_of
 from engines.models.progress import Progress, silent
-from engines.models.prune import drop_layers
+from engines.models.prune import check_source, drop_layers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 # Part of the package: in a wheel as in a checkout.
 ADAPTERS = Path(__file__).parent / "adapters"
+# 2¹²⁸ - 2¹¹⁹, halfway from the largest bfloat16 to 2¹²⁸: from here on, rounding gives infinity.
+_ROUNDS_TO_INFINITY = float.fromhex("0x1.ffp127")
 _REMEDY = "this installation is damaged; install Crossfill again"
 
 
@@ -54,12 +56,14 @@ def merge(base: Path, base_name: str, adapter: Adapter, target: Path, *, progres
 
     Raises:
         AdapterBaseError: the adapter was made for a model of another name or with other weights.
-        AdapterTensorError: it corrects or replaces a tensor that the base lacks or has in another shape or type.
+        AdapterTensorError: it corrects or replaces a tensor that the base lacks or has in another shape or type; or,
+            found only while `target` is written, it makes a weight too large for bfloat16 or no number.
         LayerChoiceError: it drops a layer that the base lacks, or all of them.
         UnusableFolderError: `base` has no config.json or keeps its weights in several files.
     """
     if base_name != adapter.base:
         raise AdapterBaseError(repr(adapter.base), repr(base_name), "name that base, or train another adapter")
+    check_source(base)
     progress(f"checking {base_name}", 0, None)
     # Not the digest in the base's manifest: those bytes may have changed on disk since.
     found = sha256_of(base / WEIGHTS_FILE)
@@ -85,12 +89,26 @@ def _check_tensors(base: Path, adapter: Adapter) -> None:
 
 def _corrected(tensor: safetensors_file.Tensor, adapter: Adapter) -> safetensors_file.Tensor:
     def values() -> npt.NDArray[np.float32]:
-        if tensor.name in adapter.values:
-            return adapter.values[tensor.name]
-        weight = safetensors_file.from_bf16_bytes(tensor.read(), tensor.shape)
-        weight += adapter.matrices[tensor.name].delta()
+        weight = _new_weight(tensor, adapter)
+        # Two passes without a copy; a NaN makes both comparisons false.
+        least, greatest = weight.min(initial=0.0), weight.max(initial=0.0)
+        if not (least > -_ROUNDS_TO_INFINITY and greatest < _ROUNDS_TO_INFINITY):
+            reason = "the new weight is too large for bfloat16 or no number; train the adapter again"
+            raise AdapterTensorError(tensor.name, reason)
         return weight
 
     if tensor.name not in adapter.values and tensor.name not in adapter.matrices:
         return tensor
     return replace(tensor, read=lambda: safetensors_file.to_bf16_bytes(values()))
+
+
+def _new_weight(tensor: safetensors_file.Tensor, adapter: Adapter) -> npt.NDArray[np.float32]:
+    import numpy as np
+
+    if tensor.name in adapter.values:
+        return adapter.values[tensor.name]
+    weight = safetensors_file.from_bf16_bytes(tensor.read(), tensor.shape)
+    # Finite scales can overflow together: an error of ours, not a warning of numpy's.
+    with np.errstate(over="ignore", invalid="ignore"):
+        weight += adapter.matrices[tensor.name].delta()
+    return weight

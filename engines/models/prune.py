@@ -42,8 +42,7 @@ def drop_layers(
         LayerChoiceError: a layer that the model does not have, or no layer would be left.
         UnusableFolderError: `source` has no config.json or keeps its weights in several files.
     """
-    if not (source / CONFIG_FILE).is_file() or not (source / WEIGHTS_FILE).is_file():
-        raise UnusableFolderError(source, f"needs {CONFIG_FILE} and one {WEIGHTS_FILE}")
+    check_source(source)
     config = json.loads((source / CONFIG_FILE).read_text(encoding="utf-8"))
     count = int(config["num_hidden_layers"])
     dropped = set(layers)
@@ -62,6 +61,16 @@ def drop_layers(
         config["layer_types"] = [kind for i, kind in enumerate(config["layer_types"]) if i not in dropped]
     write_json(target / CONFIG_FILE, config | {"num_hidden_layers": count - len(dropped)})
     copy_shared(source, target)
+
+
+def check_source(folder: Path) -> None:
+    """Make sure that `folder` has the two files that layers are dropped from; they are not opened.
+
+    Raises:
+        UnusableFolderError: it has no config.json or keeps its weights in several files.
+    """
+    if not (folder / CONFIG_FILE).is_file() or not (folder / WEIGHTS_FILE).is_file():
+        raise UnusableFolderError(folder, f"needs {CONFIG_FILE} and one {WEIGHTS_FILE}")
 
 
 def layer_of(name: str) -> int | None:

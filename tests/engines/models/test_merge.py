@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import warnings
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from engines.models.errors import (
     DigestMismatchError,
     LayerChoiceError,
     MissingDependencyError,
+    UnusableFolderError,
 )
 from engines.models.loading import load
 from engines.models.perplexity import without_layers
@@ -43,6 +45,7 @@ RANKS = {
     "model.layers.3.mlp.gate_proj.weight": 3,
 }
 NORMS = ("model.layers.2.post_attention_layernorm.weight", "model.norm.weight")
+SCALES = ("row_scale", "column_scale")
 IDS = list(range(1000, 1060))
 
 
@@ -219,6 +222,52 @@ def test_value_of_another_shape_is_refused(tiny: Path, adapter: Adapter, tmp_pat
 def test_dropped_layer_that_the_base_lacks_is_refused(tiny: Path, adapter: Adapter, tmp_path: Path) -> None:
     with pytest.raises(LayerChoiceError, match=r"layers 0\.\.3"):
         merge.merge(tiny, BASE, replace(adapter, dropped_layers=(4,)), tmp_path)
+
+
+@pytest.mark.parametrize("missing", ["model.safetensors", "config.json"])
+def test_base_without_its_two_files_is_refused(tiny: Path, adapter: Adapter, tmp_path: Path, missing: str) -> None:
+    base, target, steps = tmp_path / "base", tmp_path / "target", []
+    shutil.copytree(tiny, base)
+    (base / missing).rename(base / "model-00001-of-00002.safetensors")
+    target.mkdir()
+    with pytest.raises(UnusableFolderError, match=r"needs config\.json and one model\.safetensors"):
+        merge.merge(base, BASE, adapter, target, progress=lambda *step: steps.append(step))
+    assert (steps, list(target.iterdir())) == ([], [])
+
+
+@pytest.mark.parametrize(("scale", "refused"), [(3e38, True), (1e15, False)], ids=["overflows", "large"])
+def test_finite_scales_that_overflow_together_are_refused(
+    tiny: Path, adapter: Adapter, tmp_path: Path, scale: float, refused: bool
+) -> None:
+    name = "model.layers.2.mlp.down_proj.weight"
+    factors = adapter.matrices[name]
+    large = replace(factors, **{side: np.full_like(getattr(factors, side), scale) for side in SCALES})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if refused:
+            with pytest.raises(AdapterTensorError, match=r"down_proj.*too large for bfloat16 or no number"):
+                merge.merge(tiny, BASE, replace(adapter, matrices={name: large}), tmp_path)
+        else:
+            merge.merge(tiny, BASE, replace(adapter, matrices={name: large}), tmp_path)
+            assert base_weights(tmp_path)[name.replace(".2.", ".1.")].abs().max() > 1e30
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_value_that_rounds_to_infinity_is_refused_and_the_one_below_is_not(
+    tiny: Path, adapter: Adapter, tmp_path: Path, sign: int
+) -> None:
+    # Halfway from the largest bfloat16 to 2¹²⁸; a tie goes to the even neighbour, which is infinity.
+    halfway = np.float32(sign * float.fromhex("0x1.ffp127"))
+    below = np.nextafter(halfway, np.float32(0))
+
+    def merge_with(value: np.float32) -> None:
+        values = {"model.norm.weight": np.full(64, value, dtype=np.float32)}
+        merge.merge(tiny, BASE, replace(adapter, values=values), tmp_path)
+
+    merge_with(below)
+    assert base_weights(tmp_path)["model.norm.weight"].isfinite().all()
+    with pytest.raises(AdapterTensorError, match="too large for bfloat16"):
+        merge_with(halfway)
 
 
 @pytest.fixture
