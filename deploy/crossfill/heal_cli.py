@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from crossfill.progress import bars
-from engines.models.errors import ModelError
+from engines.models.errors import ModelError, UnknownModelError
 from engines.models.prepare import DEFAULT_ROOT
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ Folder = Annotated[
 Root = Annotated[Path, typer.Option("--root", help="Folder of prepared models.", file_okay=False)]
 Threads = Annotated[int, typer.Option(min=1, help="Cores to use.")]
 _FOLDER = Path("var/healing")
+# The first two and the last have to stay, whatever the text: without one of them no sentence comes out.
+_FIRST_KEPT, _LAST_KEPT = 2, 1
 
 
 def heal(
@@ -34,7 +36,9 @@ def heal(
 ) -> None:
     """Train a smaller model again (one to two hours on two cores); an interrupted run goes on where it stopped."""
     try:
-        # Not imported before the name is known to be right: torch takes seconds.
+        # Torch takes seconds to import, and a wrong name needs none.
+        _check_name(name)
+        _check_installed()
         from engines.models.healing.recipe import heal as run
         from engines.models.healing.recipes import recipe_of
 
@@ -56,16 +60,16 @@ def choose_layers(
     """Search for the layers of SmolLM2 that change its next tokens least when dropped (a quarter of an hour)."""
     from rich.console import Console
 
-    from engines.models.healing import recipe, search
-    from engines.models.healing.recipe import TextSize
-
-    _use(threads)
+    _check_count(count)
     try:
+        _check_installed()
+        from engines.models.healing import recipe, search
+
+        _use(threads)
         with bars() as progress:
             loaded = recipe.whole_model(root, progress)
-            samples = search.samples_of(loaded, recipe.gather(loaded, TextSize(), folder, progress))
-            # The first two and the last have to stay, whatever the text: without one of them no sentence comes out.
-            layers = range(2, len(loaded.layers) - 1)
+            samples = search.samples_of(loaded, recipe.gather(loaded, recipe.TextSize(), folder, progress))
+            layers = range(_FIRST_KEPT, len(loaded.layers) - _LAST_KEPT)
             single = search.single_costs(samples, layers, progress)
             found = search.drop_greedily(samples, single, count, progress=progress)
     except ModelError as error:
@@ -73,6 +77,28 @@ def choose_layers(
     console = Console()
     console.print(_costs("layer", {str(layer): cost for layer, cost in single.items()}))
     console.print(_costs("dropped together", _sets(found)))
+
+
+def _check_name(name: str) -> None:
+    from engines.models.catalogue import CATALOGUE, HealedRecipe
+
+    healed = [entry.name for entry in CATALOGUE.values() if isinstance(entry.recipe, HealedRecipe)]
+    if name not in healed:
+        raise UnknownModelError(name, healed)
+
+
+def _check_count(count: int) -> None:
+    from engines.models.catalogue import SMOLLM2, entry_of
+
+    most = entry_of(SMOLLM2).layers - _FIRST_KEPT - _LAST_KEPT
+    if count > most:
+        raise typer.BadParameter(f"at most {most} layers can be dropped, got {count}", param_hint="--count")
+
+
+def _check_installed() -> None:
+    from engines.models.loading import import_transformers
+
+    import_transformers("heal a model")
 
 
 def _sets(found: Sequence[Dropped]) -> dict[str, Cost]:

@@ -182,9 +182,14 @@ def prune_table(model: Target = _DEFAULT_MODEL, root: Root = DEFAULT_ROOT) -> No
 def judge(
     models: Annotated[list[str], typer.Argument(metavar="NAME_OR_PATH...", help="The first one is the reference.")],
     needles: Annotated[int, typer.Option(min=0, help="Facts to find in long texts; 0 leaves them out.")] = 40,
-    tokens: Annotated[int, typer.Option(min=150, help="Tokens of a text with a fact, question included.")] = 1000,
+    # The most that the catalogue's models have positions for.
+    tokens: Annotated[
+        int, typer.Option(min=150, max=8192, help="Tokens of a text with a fact, question included.")
+    ] = 1000,
     questions: Annotated[bool, typer.Option("--questions/--no-questions", help="Ask easy questions.")] = True,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all of it here, with every answer.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write all of it here, with every answer.", dir_okay=False)
+    ] = None,
     root: Root = DEFAULT_ROOT,
 ) -> None:
     """Judge models side by side: perplexity, facts found in long texts, easy questions (minutes for each)."""
@@ -197,20 +202,32 @@ def judge(
 
     if len(set(models)) < len(models):
         raise typer.BadParameter("name each model once", param_hint="NAME_OR_PATH")
-    # An answer after minutes should find its place.
-    if json_file is not None and not json_file.parent.is_dir():
-        raise typer.BadParameter(f"there is no folder {json_file.parent}", param_hint="--json")
+    if json_file is not None:
+        _check_writable(json_file)
     size = judging.JudgeSize(needles=needles, needle_tokens=tokens)
     if not questions:
         size = replace(size, questions=0)
     judged = []
     with _one_line_errors(), bars() as progress:
         folders = [_folder(model, root, progress) for model in models]
+        judging.check_same_tokens(folders)
         for model, folder in zip(models, folders, strict=True):
             judged.append(judging.judge(_loaded(folder, progress), model, size, progress=_of(model, progress)))
-    Console(markup=False, highlight=False).print(table(judged))
     if json_file is not None:
         json_file.write_text(json.dumps(as_json(judged, size), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    Console(markup=False, highlight=False).print(table(judged))
+
+
+def _check_writable(file: Path) -> None:
+    """An answer after minutes should find its place."""
+    try:
+        new = not file.exists()
+        with file.open("a"):
+            pass
+        if new:
+            file.unlink()
+    except OSError as error:
+        raise typer.BadParameter(f"cannot write {file}: {error.strerror}", param_hint="--json") from error
 
 
 def _of(model: str, progress: Bars) -> Progress:

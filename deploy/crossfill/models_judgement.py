@@ -47,9 +47,10 @@ def _column(one: Judgement, ratios: Comparison | None) -> dict[str, str]:
         "layers": str(one.layers),
         "perplexity, prose": f"{one.prose.value:.2f}" + _ratio(ratios.prose if ratios else None),
         "perplexity, chat answers": f"{one.chat.value:.2f}" + _ratio(ratios.chat if ratios else None),
-        "perplexity, conversations": f"{one.conversations.value:.2f}"
-        + _ratio(ratios.conversations if ratios else None),
     }
+    if one.conversations:
+        talk = f"{one.conversations.value:.2f}" + _ratio(ratios.conversations if ratios else None)
+        cells["perplexity, conversations"] = talk
     if one.recall:
         reach = one.recall.interval
         share = f"{one.recall.right} of {one.recall.of}" + _ratio(ratios.recall if ratios else None)
@@ -71,7 +72,7 @@ def _figures(one: Judgement) -> dict[str, Any]:
         "layers": one.layers,
         "prose": _perplexity(one.prose),
         "chat": _perplexity(one.chat),
-        "conversations": _perplexity(one.conversations),
+        "conversations": one.conversations and _perplexity(one.conversations),
         "recall": one.recall and _recall(one.recall),
         "questions": {"right": one.right, "of": len(one.answers), "answers": [asdict(a) for a in one.answers]},
     }

@@ -6,6 +6,7 @@
     └── ModelError
         ├── UnknownModelError         the caller: a name that is not in the catalogue
         ├── LayerChoiceError          the caller: layers to drop that the model does not have
+        ├── DifferentTokenizersError  the caller: models that see the same text as different tokens
         ├── MissingDependencyError    the operator: a package or tool to install
         ├── DownloadError             the operator: network, proxy, or the package registry
         ├── DigestMismatchError       the operator: bytes differ from what is pinned or recorded
@@ -53,6 +54,16 @@ class LayerChoiceError(ModelError):
         self.layers = tuple(layers)
         self.layer_count = layer_count
         super().__init__(f"cannot drop layers {list(self.layers)} of a model with layers 0..{layer_count - 1}")
+
+
+class DifferentTokenizersError(ModelError):
+    """Two model folders whose tokenizer or chat template differ, so that their figures would be of different texts."""
+
+    def __init__(self, reference: Path, other: Path, what: str) -> None:
+        self.reference = reference
+        self.other = other
+        self.what = what
+        super().__init__(f"{other} has another {what} than {reference}; judge models with the same one side by side")
 
 
 class MissingDependencyError(ModelError):

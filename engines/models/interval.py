@@ -80,6 +80,8 @@ def share_ratio(model: Sequence[bool], reference: Sequence[bool]) -> Ratio | Non
 def perplexity_ratio(model: Sequence[float], reference: Sequence[float]) -> Ratio:
     """Ratio of two perplexities from the losses (nats) of the same tokens, paired, by blocks of `BLOCK_TOKENS`.
 
+    The interval is Student's t over the blocks, of which the answers in chat format make only ten.
+
     Raises:
         ValueError: not the same number of tokens, or fewer than two blocks.
     """
@@ -93,4 +95,32 @@ def perplexity_ratio(model: Sequence[float], reference: Sequence[float]) -> Rati
     mean = math.fsum(differences) / count
     squares = math.fsum((math.fsum(block) - mean * len(block)) ** 2 for block in blocks)
     error = math.sqrt(squares * len(blocks) / (len(blocks) - 1)) / count
-    return Ratio(math.exp(mean), math.exp(mean - _Z * error), math.exp(mean + _Z * error))
+    reach = student_t(len(blocks) - 1) * error
+    return Ratio(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach))
+
+
+def student_t(degrees: int) -> float:
+    """How far from 0 Student's t reaches with 95 %, for `degrees` of freedom; by bisection.
+
+    Raises:
+        ValueError: `degrees` is not positive.
+    """
+    if degrees < 1:
+        raise ValueError(f"need at least one degree of freedom, got {degrees}")
+    low, high = 0.0, math.pi / 2
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _within(middle, degrees) < 0.95 else (low, middle)
+    return math.sqrt(degrees) * math.tan(low)
+
+
+def _within(angle: float, degrees: int) -> float:
+    """The probability of |t| < sqrt(degrees) · tan(angle): Abramowitz and Stegun 26.7.3 and 26.7.4, a finite sum."""
+    sine, cosine = math.sin(angle), math.cos(angle)
+    odd = degrees % 2
+    term = cosine if odd else 1.0
+    total = 0.0
+    for power in range(odd, degrees - 1, 2):
+        total += term
+        term *= cosine * cosine * (power + 1) / (power + 2)
+    return 2 / math.pi * (angle + sine * total) if odd else sine * total

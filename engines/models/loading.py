@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A causal language model in float32 on the CPU, in inference mode, and its tokenizer.
+    """A causal language model on the CPU, in inference mode, and its tokenizer.
+
+    In float32 as `load` makes it; healing turns it into bfloat16 where the CPU multiplies that faster.
 
     `model` and `tokenizer` are transformers objects, which ship no types that hold under strict checking.
     """
@@ -42,7 +44,7 @@ def load(folder: Path) -> LoadedModel:
     """
     if not (folder / "config.json").is_file():
         raise UnusableFolderError(folder, "no config.json; give a model of the catalogue or the folder of one")
-    transformers = _import_transformers()
+    transformers = import_transformers("load a model")
     import torch
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
@@ -50,13 +52,18 @@ def load(folder: Path) -> LoadedModel:
     return LoadedModel(model.eval(), tokenizer)
 
 
-def _import_transformers() -> ModuleType:
+def import_transformers(purpose: str) -> ModuleType:
+    """Transformers, with torch under it; `purpose` completes "torch and transformers is needed to …".
+
+    Raises:
+        MissingDependencyError: one of them is not installed.
+    """
     # Transformers imports torchvision for text models too.
     torchvision_stub.install()
     try:
         importlib.import_module("torch")
         transformers = importlib.import_module("transformers")
     except ImportError as error:
-        raise MissingDependencyError("torch and transformers", "load a model") from error
+        raise MissingDependencyError("torch and transformers", purpose) from error
     transformers.utils.logging.disable_progress_bar()
     return transformers

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 QUESTIONS = (
     ("What is the capital of France?", r"\bparis\b"),
     ("What color is the sky on a clear day?", r"\bblue\b"),
-    ("How many days are in a week?", r"\b(seven|(?<!\.)7)( \w+)? days"),
-    ("What is 2 + 2?", r"(\b(is|equals|are)|=) (4|four)\b|^(4|four)\b"),
+    ("How many days are in a week?", r"\b(seven|(?<!\.)(?<!\d,)7)( \w+)? days"),
+    ("What is 2 + 2?", r"(\b(is|equals|are)|=) (4|four)\b(?![.,]\d)|^(4|four)\b(?![.,]\d)"),
     ("What is the opposite of hot?", r"\bis (cold|cool)\b|^(cold|cool)\b"),
     ("Which planet do we live on?", r"\b(called|is|planet) (the )?earth\b|\bearth is\b|^earth\b"),
     ("Which animal says meow?", r"\bcats?\b"),
@@ -29,8 +29,11 @@ QUESTIONS = (
     ("What color is a ripe banana?", r"\byellow\b"),
     ("Which animal says moo?", r"\bcows?\b"),
     ("Which animal barks?", r"\bdogs?\b"),
-    ("How many legs does a spider have?", r"\b(eight|(?<!\.)8)( \w+)? legs|\bha(s|ve) (eight|8)\b|^(eight|8)\b"),
-    ("How many months are in a year?", r"\b(twelve|(?<!\.)12)( \w+)? months|^(twelve|12)\b(?!\.\d)"),
+    (
+        "How many legs does a spider have?",
+        r"\b(eight|(?<!\.)(?<!\d,)8)( \w+)? legs|\bha(s|ve) (eight|8)\b(?![.,]\d)|^(eight|8)\b(?![.,]\d)",
+    ),
+    ("How many months are in a year?", r"\b(twelve|(?<!\.)(?<!\d,)12)( \w+)? months|^(twelve|12)\b(?![.,]\d)"),
     ("What number comes after nine?", r"\b(is|are|comes) (the number )?\W?(ten|10)\b(?![.,]\d)|^(ten|10)\b(?![.,]\d)"),
     ("What is 10 - 3?", r"(\b(is|equals|are)|=) (7|seven)\b(?![.,]\d)|^(7|seven)\b(?![.,]\d)"),
     ("What is the opposite of up?", r"\bis \W?down\b|^\W?down\b"),
@@ -42,7 +45,10 @@ QUESTIONS = (
     ("What is frozen water called?", r"\bice\b(?! cream)"),
     ("What is a baby dog called?", r"\bpup(s|py|pies)?\b"),
     ("Which season is the coldest?", r"\bwinter\b"),
-    ("How many wheels does a bicycle have?", r"\b(two|(?<!\.)2)( \w+)? wheels|\bhas (two|2)\b|^(two|2)\b"),
+    (
+        "How many wheels does a bicycle have?",
+        r"\b(two|(?<!\.)(?<!\d,)2)( \w+)? wheels|\bhas (two|2)\b(?![.,]\d)|^(two|2)\b(?![.,]\d)",
+    ),
     ("Who wrote Romeo and Juliet?", r"\bshakespeare\b"),
     ("Which part of the body do we use to see?", r"\beyes?\b"),
 )

@@ -1,4 +1,4 @@
-"""Which layers of a model can be dropped without training: the study behind the catalogue's pruned model."""
+"""Which layers of a model can be dropped without training."""
 
 from __future__ import annotations
 
@@ -89,6 +89,8 @@ def _judge(loaded: LoadedModel, dropped: Sequence[int], how: str, size: StudySiz
             JudgeSize(
                 prose_tokens=size.heldout_tokens,
                 dialogues=size.dialogues,
+                # Not in the report.
+                conversations=0,
                 needles=0,
                 questions=size.questions,
                 answer_tokens=size.answer_tokens,

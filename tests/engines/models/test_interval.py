@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from engines.models.interval import BLOCK_TOKENS, perplexity_ratio, share_ratio, wilson
+from engines.models.interval import BLOCK_TOKENS, perplexity_ratio, share_ratio, student_t, wilson
 
 LOSSES = [random.Random(7).uniform(0, 6) for _ in range(2048)]
 
@@ -35,6 +35,41 @@ def test_interval_of_a_share_ratio_covers_the_truth_about_19_times_in_20(both: f
     assert 930 <= covered <= 990
 
 
+def test_interval_of_a_share_ratio_follows_the_published_steps() -> None:
+    # Bonett and Price 2006 by hand. Both right 1, only the model 1, only the reference 7, neither 12; n* = 1 + 1 + 7.
+    mine, theirs, n = 1 + 1, 1 + 7, 9
+    a = 10**0.5 / (3 * 9) ** 0.5
+    b, c = (8 / 11 / 3) ** 0.5, (2 / 11 / 9) ** 0.5
+    assert (a, b, c) == pytest.approx((0.608581, 0.492366, 0.142134), abs=1e-6)
+    z = 1.959964 * a / (b + c)
+    assert z == pytest.approx(1.879900, abs=1e-6)
+    # Wilson's limits, as the roots p of (x - n p)^2 = z^2 n p (1 - p).
+    limits = []
+    for x in (mine, theirs):
+        two, one, zero = n * n + n * z * z, 2 * n * x + n * z * z, x * x
+        root = (one * one - 4 * two * zero) ** 0.5
+        limits.append(((one - root) / (2 * two), (one + root) / (2 * two)))
+    assert limits[0] == pytest.approx((0.066306, 0.534780), abs=1e-6)
+    assert limits[1] == pytest.approx((0.579565, 0.978915), abs=1e-6)
+    answers = [(True, True), (True, False), *[(False, True)] * 7, *[(False, False)] * 12]
+    ratio = share_ratio([one for one, _ in answers], [other for _, other in answers])
+    assert ratio is not None
+    assert ratio.value == 0.25
+    assert (ratio.low, ratio.high) == pytest.approx((0.066306 / 0.978915, 0.534780 / 0.579565), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "reach"), [(1, 12.706), (2, 4.303), (3, 3.182), (9, 2.262), (30, 2.042), (120, 1.980), (10_000, 1.960)]
+)
+def test_student_t_has_the_values_of_the_tables(degrees: int, reach: float) -> None:
+    assert student_t(degrees) == pytest.approx(reach, abs=6e-4)
+
+
+def test_student_t_without_a_degree_of_freedom_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one degree"):
+        student_t(0)
+
+
 def test_share_ratio_of_a_model_without_right_answers_is_unknown() -> None:
     assert share_ratio([False, False], [True, False]) is None
     assert share_ratio([True, False], [False, False]) is None
@@ -53,6 +88,16 @@ def test_interval_of_a_perplexity_ratio_covers_the_truth_about_19_times_in_20() 
         ratio = perplexity_ratio(model, LOSSES)
         covered += ratio.low <= math.exp(0.02) <= ratio.high
     assert 270 <= covered <= 296
+
+
+def test_interval_from_ten_blocks_covers_the_truth_about_19_times_in_20() -> None:
+    rng, covered, losses = random.Random(11), 0, LOSSES[: 10 * BLOCK_TOKENS]
+    for _ in range(2000):
+        shifts = [rng.gauss(0.02, 0.1) for _ in range(10)]
+        ratio = perplexity_ratio([loss + shifts[place // BLOCK_TOKENS] for place, loss in enumerate(losses)], losses)
+        covered += ratio.low <= math.exp(0.02) <= ratio.high
+    # A normal interval would cover 1836 of 2000.
+    assert 1870 <= covered <= 1930
 
 
 def test_tokens_that_move_together_count_as_fewer() -> None:

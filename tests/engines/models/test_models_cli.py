@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING
@@ -18,6 +20,14 @@ if TYPE_CHECKING:
 def run(*arguments: str) -> tuple[int, str, str]:
     result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200"})
     return result.exit_code, result.stdout, result.stderr
+
+
+def without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys; sys.modules['torch'] = None; from crossfill.models_cli import app; app(sys.argv[1:])"
+    environment = {**os.environ, "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False, env=environment
+    )
 
 
 def test_list_names_every_model_and_what_is_here(root: Path, smollm2: Path, tmp_path: Path) -> None:
@@ -86,12 +96,64 @@ def test_judge_sets_models_beside_the_first(root: Path, tmp_path: Path) -> None:
 
 def test_judge_refuses_what_it_could_not_finish(root: Path, tmp_path: Path) -> None:
     assert run("judge", "tiny-llama", "--json", str(tmp_path / "no" / "file"), "--root", str(root))[0] == 2
+    assert run("judge", "tiny-llama", "--json", str(tmp_path), "--root", str(root))[0] == 2
+    # Even root cannot write a name that is this long.
+    status, output, error = run("judge", "tiny-llama", "--json", str(tmp_path / ("x" * 300)), "--root", str(root))
+    assert (status, output) == (2, "")
+    assert "cannot write" in error
+    assert list(tmp_path.iterdir()) == []
+    assert run("judge", "tiny-llama", "--tokens", "8193", "--root", str(root))[0] == 2
     assert run("judge", "tiny-llama", "tiny-llama", "--root", str(root))[0] == 2
     assert run("judge", "tiny-lama", "--root", str(root))[0] == 1
 
 
+def test_judge_keeps_a_file_that_is_there_until_it_has_an_answer(root: Path, tmp_path: Path) -> None:
+    file = tmp_path / "judged.json"
+    file.write_text("before")
+    assert run("judge", "tiny-lama", "--json", str(file), "--root", str(root))[0] == 1
+    assert file.read_text() == "before"
+
+
+def test_judge_of_other_tokens_is_one_line(root: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(root / "tiny-llama", other)
+    (other / "tokenizer.json").write_bytes((other / "tokenizer.json").read_bytes() + b"\n")
+    status, output, error = run("judge", "tiny-llama", str(other), "--root", str(root))
+    assert (status, output) == (1, "")
+    assert len(error.strip().splitlines()) == 1
+    assert "another tokenizer" in error
+
+
+@pytest.mark.parametrize(
+    "command", [["heal", "smollm2-113m-healed"], ["choose-layers"]], ids=lambda command: command[0]
+)
+def test_healing_without_torch_says_what_is_missing(tmp_path: Path, command: list[str]) -> None:
+    result = without_torch(*command, "--folder", str(tmp_path / "healing"))
+    assert (result.returncode, result.stdout) == (1, "")
+    assert len(result.stderr.splitlines()) == 1
+    assert "torch and transformers is needed to heal a model" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_healing_knows_a_wrong_name_without_torch() -> None:
+    result = without_torch("heal", "smollm2-113m-heald")
+    assert result.returncode == 1
+    assert result.stderr.splitlines() == [
+        "crossfill: unknown model 'smollm2-113m-heald'; did you mean 'smollm2-113m-healed'?"
+    ]
+
+
+def test_more_layers_than_can_be_searched_are_refused(tmp_path: Path) -> None:
+    folder = ("--folder", str(tmp_path / "healing"))
+    refused = without_torch("choose-layers", "--count", "28", *folder)
+    assert refused.returncode == 2
+    assert "at most 27 layers" in refused.stderr
+    # The control: 27 pass this door, and stop at the next.
+    assert without_torch("choose-layers", "--count", "27", *folder).returncode == 1
+
+
 def test_healing_names_the_recipes_there_are(tmp_path: Path) -> None:
-    status, output, error = run("heal", "smollm2-135m-instruct", "--folder", str(tmp_path / "healing"))
+    status, output, error = run("heal", "tiny-llama", "--folder", str(tmp_path / "healing"))
     assert (status, output) == (1, "")
     assert "known models: smollm2-113m-healed, smollm2-99m-healed" in error
     assert list(tmp_path.iterdir()) == []

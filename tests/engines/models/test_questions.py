@@ -13,8 +13,14 @@ if TYPE_CHECKING:
 EXAMPLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "What is the capital of France?": (("The capital of France is Paris.",), ("It is a comparison of cities.",)),
     "What color is the sky on a clear day?": (("A deep shade of blue.",), ("The sky is red.",)),
-    "How many days are in a week?": (("A week is approximately 7 days.",), ("A week is 35.7 days.",)),
-    "What is 2 + 2?": (("2 + 2 = 4.", "Four."), ("2 + 2 is 42.", "The answer is 5.")),
+    "How many days are in a week?": (
+        ("A week is approximately 7 days.",),
+        ("A week is 35.7 days.", "A week is 35,7 days."),
+    ),
+    "What is 2 + 2?": (
+        ("2 + 2 = 4.", "Four."),
+        ("2 + 2 is 42.", "The answer is 5.", "2 + 2 is 4.5.", "2 + 2 = 4,5", "4.5", "4,000."),
+    ),
     "What is the opposite of hot?": (("The opposite of hot is cold.",), ("The opposite of cold is hot.",)),
     "Which planet do we live on?": (("The planet we live on is called Earth.",), ("On Mars, which is like Earth.",)),
     "Which animal says meow?": (("A cat.",), ("Cattle.",)),
@@ -27,11 +33,25 @@ EXAMPLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "Which animal barks?": (("A dog barks.",), ("The tree's bark is a dogma.",)),
     "How many legs does a spider have?": (
         ("A spider has eight legs.", "It has 8 jointed legs.", "8"),
-        ("A spider has 18 legs.", "A spider has 1.8 legs.", "It has two pairs of legs."),
+        (
+            "A spider has 18 legs.",
+            "A spider has 1.8 legs.",
+            "8.5 legs",
+            "It has 8.5 legs.",
+            "8,000 legs.",
+            "1,8 legs",
+            "It has two pairs of legs.",
+        ),
     ),
     "How many months are in a year?": (
         ("There are 12 months in a year.", "Twelve calendar months."),
-        ("There are 120 months in a year.", "There are 4.12 months."),
+        (
+            "There are 120 months in a year.",
+            "There are 4.12 months.",
+            "There are 4,12 months.",
+            "12.5 months",
+            "12,000.",
+        ),
     ),
     "What number comes after nine?": (
         ("The number that comes after nine is 10.", "Ten."),
@@ -55,7 +75,14 @@ EXAMPLES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "Which season is the coldest?": (("Winter is the coldest season.",), ("Autumn is the coldest.",)),
     "How many wheels does a bicycle have?": (
         ("A bicycle has two wheels.", "It has 2 large wheels.", "Two."),
-        ("A bicycle has 5 wheels.", "A bicycle has 1.2 wheels.", "A bicycle has 20 wheels."),
+        (
+            "A bicycle has 5 wheels.",
+            "A bicycle has 1.2 wheels.",
+            "A bicycle has 20 wheels.",
+            "2.5 wheels",
+            "It has 2,000 parts.",
+            "1,2 wheels",
+        ),
     ),
     "Who wrote Romeo and Juliet?": (("William Shakespeare wrote it.",), ("Charles Dickens.",)),
     "Which part of the body do we use to see?": (("We see with our eyes.",), ("We see with our eyelashes.",)),
