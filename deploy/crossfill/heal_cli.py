@@ -34,7 +34,7 @@ def heal(
     root: Root = DEFAULT_ROOT,
     threads: Threads = 1,
 ) -> None:
-    """Train a smaller model again (one to two hours on two cores); an interrupted run goes on where it stopped."""
+    """Train a smaller model again (hours); a run that was interrupted goes on where it stopped."""
     try:
         # Torch takes seconds to import, and a wrong name needs none.
         _check_name(name)
@@ -57,7 +57,7 @@ def choose_layers(
     root: Root = DEFAULT_ROOT,
     threads: Threads = 1,
 ) -> None:
-    """Search for the layers of SmolLM2 that change its next tokens least when dropped (a quarter of an hour)."""
+    """Search for the layers of SmolLM2 that change its next tokens least when dropped."""
     from rich.console import Console
 
     _check_count(count)

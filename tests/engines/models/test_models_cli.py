@@ -7,11 +7,15 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from crossfill.models_cli import app
-from engines.models import CATALOGUE
+from engines.models import CATALOGUE, prepare
+from engines.models.healing import recipe
+from engines.models.healing.dataset import ANSWER_WEIGHT, conversations
+from engines.models.loading import load
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -157,6 +161,25 @@ def test_healing_names_the_recipes_there_are(tmp_path: Path) -> None:
     assert (status, output) == (1, "")
     assert "known models: smollm2-113m-healed, smollm2-99m-healed" in error
     assert list(tmp_path.iterdir()) == []
+
+
+def test_choose_layers_tables_single_layers_and_sets(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = conversations(np.arange(1000, 1128, dtype=np.uint16).reshape(4, 32))
+    rows.weights[:, 5:9] = ANSWER_WEIGHT
+    monkeypatch.setattr(recipe, "whole_model", lambda *_: load(prepare("tiny-qwen3", root)))
+    monkeypatch.setattr(recipe, "gather", lambda *_: {"conversations": rows, "exercises": rows})
+    status, output, _ = run("choose-layers", "--count", "2", "--folder", str(tmp_path))
+    assert status == 0
+    figures = {line.split("  ")[0].strip(): line.split() for line in output.splitlines()}
+    assert {"2", "3", "4"} <= figures.keys()
+    assert not {"0", "1", "5"} & figures.keys()
+    # What is dropped together: the cheapest alone, then that and another.
+    cheapest = min(("2", "3", "4"), key=lambda layer: float(figures[layer][-1]))
+    pair = next(name for name in figures if ", " in name and name[0].isdigit())
+    assert cheapest in pair.split(", ")
+    assert float(figures[pair][-1]) > float(figures[cheapest][-1])
 
 
 def test_import_waits_for_nothing_heavy() -> None:
