@@ -57,6 +57,8 @@ class _Turns:
     """Who speaks in each row, and the tokens between two turns, which the model does not choose."""
 
     def __init__(self, tokenizer: Any, rows: int) -> None:
+        self.rows = rows
+
         def encode(text: str) -> list[int]:
             ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
             return ids
@@ -88,8 +90,7 @@ def _batch(loaded: LoadedModel, turns: _Turns, length: int, generator: Any, repo
 
     from engines.models.healing import network
 
-    rows = len(turns._forced)
-    out = torch.empty(rows, length, dtype=torch.long)
+    out = torch.empty(turns.rows, length, dtype=torch.long)
     position = len(turns.opening)
     out[:, :position] = torch.tensor(turns.opening)
     new, cache = out[:, :position], network.growing_cache(length)
