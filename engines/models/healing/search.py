@@ -119,8 +119,9 @@ def drop_greedily(
             last[layer] = costs[layer].total
             progress(f"choosing layers, {number + 1} of {count}", done, len(tried))
         best = min(costs, key=lambda layer: costs[layer].total)
-        # Costs grow with every layer dropped; those measured earlier must not look better for it.
-        stale = costs[best].total - (found[-1].cost.total if found else 0.0)
+        # Those not tried were measured before the last layer went, and must not look better for it.
+        totals = [0.0, *(one.cost.total for one in found)]
+        stale = totals[-1] - totals[-2] if found else 0.0
         last = {layer: value if layer in costs else value + stale for layer, value in last.items()}
         chosen = (*chosen, best)
         found.append(Dropped(chosen, costs[best]))
