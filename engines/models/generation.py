@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engines.models.progress import Progress, silent
 
@@ -16,9 +16,15 @@ if TYPE_CHECKING:
 BATCH_PROMPTS = 8
 
 
-def chat_prompt(loaded: LoadedModel, message: str) -> str:
+def token_ids(tokenizer: Any, text: str) -> list[int]:
+    """The tokens of `text` as it stands: special tokens where it names them, none added."""
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def chat_prompt(tokenizer: Any, message: str) -> str:
     """`message` as the only turn of a chat with the template's default system prompt, up to the assistant's turn."""
-    prompt: str = loaded.tokenizer.apply_chat_template(
+    prompt: str = tokenizer.apply_chat_template(
         [{"role": "user", "content": message}], add_generation_prompt=True, tokenize=False
     )
     return prompt
@@ -49,7 +55,7 @@ def _together(loaded: LoadedModel, prompts: Sequence[str], max_new_tokens: int) 
     import torch
 
     tokenizer = loaded.tokenizer
-    rows = [tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
+    rows = [token_ids(tokenizer, prompt) for prompt in prompts]
     width = max(map(len, rows))
     # Padding stands on the left, so that every answer begins in the same column; the mask also sets the positions.
     padding = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engines.models import texts
-from engines.models.generation import chat_prompt, greedy
+from engines.models.generation import chat_prompt, greedy, token_ids
 from engines.models.interval import Interval, wilson
 from engines.models.progress import Progress, silent
 
@@ -237,8 +237,8 @@ def _with_fact(hay: Sequence[str], fact: str, depth: float) -> list[str]:
 def _prompt(loaded: LoadedModel, sentences: Sequence[str], question: str) -> str:
     # Without these words SmolLM2 answers half of the questions from its own head.
     asked = f"According to the text above, {question[0].lower()}{question[1:]}"
-    return chat_prompt(loaded, f"{' '.join(sentences)}\n\n{asked}")
+    return chat_prompt(loaded.tokenizer, f"{' '.join(sentences)}\n\n{asked}")
 
 
 def _length(loaded: LoadedModel, text: str) -> int:
-    return len(loaded.tokenizer(text, add_special_tokens=False)["input_ids"])
+    return len(token_ids(loaded.tokenizer, text))

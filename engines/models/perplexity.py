@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from engines.models.errors import LayerChoiceError
-from engines.models.generation import chat_prompt
+from engines.models.generation import chat_prompt, token_ids
 from engines.models.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -39,8 +39,7 @@ class Perplexity:
 
 def encode(loaded: LoadedModel, text: str, limit: int) -> list[int]:
     """The first `limit` tokens of `text`, without special tokens."""
-    ids: list[int] = loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
-    return ids[:limit]
+    return token_ids(loaded.tokenizer, text)[:limit]
 
 
 def perplexity(
@@ -82,7 +81,7 @@ def answer_perplexity(
     losses: list[float] = []
     for done, (question, answer) in enumerate(dialogues, 1):
         answer_ids = encode(loaded, answer, WINDOW_TOKENS)
-        prompt_ids = encode(loaded, chat_prompt(loaded, question), WINDOW_TOKENS)
+        prompt_ids = encode(loaded, chat_prompt(loaded.tokenizer, question), WINDOW_TOKENS)
         losses += _losses(loaded, prompt_ids + answer_ids, len(answer_ids))
         progress("chat answers", done, len(dialogues))
     return Perplexity(tuple(losses))

@@ -73,7 +73,7 @@ def ask(
 ) -> tuple[Answer, ...]:
     """Ask the first `count` questions, each in a chat of its own with the default system prompt; greedy answers."""
     chosen = QUESTIONS[:count]
-    prompts = [chat_prompt(loaded, question) for question, _ in chosen]
+    prompts = [chat_prompt(loaded.tokenizer, question) for question, _ in chosen]
     texts = greedy(loaded, prompts, max_new_tokens, stage="questions", progress=progress)
     return tuple(
         Answer(question, text, is_right(pattern, text)) for (question, pattern), text in zip(chosen, texts, strict=True)

@@ -10,6 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from engines.models.generation import chat_prompt, token_ids
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -48,31 +50,28 @@ def pack(tokenizer: Any, documents: Iterable[str], length: int, tokens: int) -> 
     """About `tokens` tokens of `documents`, end to end with the end-of-text token between them, cut into full rows."""
     import numpy as np
 
+    separator = tokenizer.convert_tokens_to_ids("<|endoftext|>")
     stream: list[int] = []
     for text in documents:
-        stream += [
-            *tokenizer(text, add_special_tokens=False)["input_ids"],
-            tokenizer.convert_tokens_to_ids("<|endoftext|>"),
-        ]
+        stream += [*token_ids(tokenizer, text), separator]
         if len(stream) >= tokens:
             break
     rows = min(len(stream), tokens) // length
-    ids = np.array(stream[: rows * length], np.uint16).reshape(rows, length)
-    return Rows(ids, _weights(ids))
+    return every_token(np.array(stream[: rows * length], np.uint16).reshape(rows, length))
 
 
-def conversations(ids: Ids) -> Rows:
-    """Sampled rows, every token of them."""
-    return Rows(ids, _weights(ids))
+def every_token(ids: Ids) -> Rows:
+    """`ids` [rows, length], each token of which counts alike, but the last of a row: what follows it is not known."""
+    import numpy as np
+
+    weights = np.ones(ids.shape, np.uint8)
+    weights[:, -1] = 0
+    return Rows(ids, weights)
 
 
 def exercises(tokenizer: Any, made: Sequence[Exercise], length: int) -> Rows:
     """One exercise a row in the chat template, its answers weighted; those that do not fit are left out."""
     import numpy as np
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
 
     rows, weights = [], []
     for one in made:
@@ -80,13 +79,12 @@ def exercises(tokenizer: Any, made: Sequence[Exercise], length: int) -> Rows:
         weight: list[int] = []
         for number, (question, answer) in enumerate(one.turns):
             turn = f"{one.context}\n\n{question}" if number == 0 else question
-            prompt: str = tokenizer.apply_chat_template(
-                [{"role": "user", "content": turn}], add_generation_prompt=True, tokenize=False
-            )
+            prompt = chat_prompt(tokenizer, turn)
             # Later turns follow the first one's answer, without another system turn.
-            head = encode(prompt if number == 0 else "<|im_start|>user" + prompt.partition("<|im_start|>user")[2])
-            tail = encode(f"{answer}<|im_end|>")
-            end = encode("\n")
+            after = prompt if number == 0 else "<|im_start|>user" + prompt.partition("<|im_start|>user")[2]
+            head = token_ids(tokenizer, after)
+            tail = token_ids(tokenizer, f"{answer}<|im_end|>")
+            end = token_ids(tokenizer, "\n")
             # Position i predicts token i + 1.
             weight += [1] * (len(head) - 1) + [ANSWER_WEIGHT] * len(tail) + [1] * (1 + len(end))
             ids += head + tail + end
@@ -118,12 +116,3 @@ def make_exercises(filler: Sequence[str], count: int, length: int, seed: int) ->
         begin = rng.randrange(len(filler) - lines)
         made.append(exercise(rng, filler[begin : begin + lines], facts, _QUESTIONS))
     return made
-
-
-def _weights(ids: Ids) -> Weights:
-    import numpy as np
-
-    weights = np.ones(ids.shape, np.uint8)
-    # What follows the last token of a row is not known.
-    weights[:, -1] = 0
-    return weights

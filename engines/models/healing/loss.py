@@ -27,15 +27,20 @@ def choose_positions(weights: Tensor, count: int, generator: torch.Generator) ->
     return torch.multinomial(weights.float(), min(count, possible), generator=generator)
 
 
+def log_probabilities(states: Tensor, head: Tensor) -> Tensor:
+    """Of the next token, float32 [positions, vocabulary], from hidden `states` [positions, dim] and `head`."""
+    # States are bfloat16 whatever the model is in.
+    return functional.linear(states.to(head.dtype), head).float().log_softmax(-1)
+
+
 def divergence(student: Tensor, teacher: Tensor, head: Tensor) -> Tensor:
     """KL(teacher ‖ student) of each position, in nats, from hidden states [positions, dim]; `head` [vocabulary, dim].
 
     Distributions are compared over the whole vocabulary, in float32 once the logits are there.
     """
-    # States are bfloat16 whatever the model is in.
     with torch.no_grad():
-        target = functional.linear(teacher.to(head.dtype), head).float().log_softmax(-1)
-    found = functional.linear(student.to(head.dtype), head).float().log_softmax(-1)
+        target = log_probabilities(teacher, head)
+    found = log_probabilities(student, head)
     return functional.kl_div(found, target, reduction="none", log_target=True).sum(-1)
 
 

@@ -106,7 +106,7 @@ def _make(loaded: LoadedModel, size: TextSize, folder: Path, progress: Progress)
         made[kind] = dataset.exercises(tokenizer, exercises, length)
     talk = np.concatenate(list(_talk(loaded, size, folder, progress)))
     talk = _without_questions(tokenizer, talk)
-    kinds = {"conversations": dataset.conversations(talk), "documents": packed, **made}
+    kinds = {"conversations": dataset.every_token(talk), "documents": packed, **made}
     return {kind: rows for kind, rows in kinds.items() if len(rows.ids)}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from engines.models.generation import token_ids
 from engines.models.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -59,14 +60,10 @@ class _Turns:
     def __init__(self, tokenizer: Any, rows: int) -> None:
         self.rows = rows
 
-        def encode(text: str) -> list[int]:
-            ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-            return ids
-
         opening: str = tokenizer.apply_chat_template([{"role": "user", "content": ""}], tokenize=False)
-        self.opening = encode(opening.rpartition(_END)[0])
+        self.opening = token_ids(tokenizer, opening.rpartition(_END)[0])
         self.end: int = tokenizer.convert_tokens_to_ids(_END)
-        self._next = {"user": encode("\n<|im_start|>user\n"), "assistant": encode("\n<|im_start|>assistant\n")}
+        self._next = {who: token_ids(tokenizer, f"\n<|im_start|>{who}\n") for who in ("user", "assistant")}
         self._speaker = ["user"] * rows
         self._forced: list[list[int]] = [[] for _ in range(rows)]
 

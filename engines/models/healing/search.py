@@ -14,7 +14,8 @@ import torch
 from torch.nn import functional
 
 from engines.models import texts
-from engines.models.healing.dataset import ANSWER_WEIGHT, Rows, conversations
+from engines.models.healing.dataset import ANSWER_WEIGHT, Rows, every_token
+from engines.models.healing.loss import log_probabilities
 from engines.models.healing.teacher import final_states
 from engines.models.perplexity import encode, without_layers
 from engines.models.progress import Progress, silent
@@ -76,16 +77,14 @@ class Samples:
     def _predictions(self) -> torch.Tensor:
         with torch.inference_mode():
             head = self._loaded.model.lm_head.weight
-            # States are bfloat16 whatever the model is in.
-            states = final_states(self._loaded, self._ids)[self._chosen].to(head.dtype)
-            return functional.linear(states, head).float().log_softmax(-1)
+            return log_probabilities(final_states(self._loaded, self._ids)[self._chosen], head)
 
 
 def samples_of(loaded: LoadedModel, text: Mapping[str, Rows], rows: int = 2) -> Samples:
     """`rows` of each sample: the last conversations and exercises of a run's `text`, and calibration prose."""
     length = text["conversations"].ids.shape[1]
     ids = encode(loaded, texts.prose(texts.Part.CALIBRATION), rows * length)
-    prose = conversations(np.array(ids, np.uint16).reshape(rows, length))
+    prose = every_token(np.array(ids, np.uint16).reshape(rows, length))
     talk, exercises = (
         Rows(text[kind].ids[-rows:], text[kind].weights[-rows:]) for kind in ("conversations", "exercises")
     )

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from crossfill.models_cli import app
 from engines.models import CATALOGUE, prepare
 from engines.models.healing import recipe
-from engines.models.healing.dataset import ANSWER_WEIGHT, conversations
+from engines.models.healing.dataset import ANSWER_WEIGHT, every_token
 from engines.models.loading import load
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ def test_healing_names_the_recipes_there_are(tmp_path: Path) -> None:
 def test_choose_layers_tables_single_layers_and_sets(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = conversations(np.arange(1000, 1128, dtype=np.uint16).reshape(4, 32))
+    rows = every_token(np.arange(1000, 1128, dtype=np.uint16).reshape(4, 32))
     rows.weights[:, 5:9] = ANSWER_WEIGHT
     monkeypatch.setattr(recipe, "whole_model", lambda *_: load(prepare("tiny-qwen3", root)))
     monkeypatch.setattr(recipe, "gather", lambda *_: {"conversations": rows, "exercises": rows})

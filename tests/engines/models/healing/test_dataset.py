@@ -62,9 +62,9 @@ def test_packing_reads_no_more_documents_than_it_needs(tokenizer: Any) -> None:
 
 def test_every_token_but_the_last_of_a_row_counts(tokenizer: Any) -> None:
     ids = np.arange(12, dtype=np.uint16).reshape(3, 4)
-    for rows in (dataset.conversations(ids), dataset.pack(tokenizer, DOCUMENTS, 4, 12)):
+    for rows in (dataset.every_token(ids), dataset.pack(tokenizer, DOCUMENTS, 4, 12)):
         assert rows.weights.tolist() == [[1, 1, 1, 0]] * 3
-    assert np.array_equal(dataset.conversations(ids).ids, ids)
+    assert np.array_equal(dataset.every_token(ids).ids, ids)
 
 
 def test_exercises_read_as_the_template_writes_them(tokenizer: Any, made: list[Exercise]) -> None:

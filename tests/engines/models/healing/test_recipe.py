@@ -128,7 +128,7 @@ def test_text_without_one_kind_is_refused(kind: str) -> None:
 @pytest.fixture
 def begin(whole: LoadedModel, duplicate: Callable[[], LoadedModel], tmp_path: Path) -> Callable[[str], Training]:
     """A training of twelve steps that goes on in the folder of that name."""
-    rows = dataset.conversations(np.arange(1000, 1128, dtype=np.uint16).reshape(4, 32))
+    rows = dataset.every_token(np.arange(1000, 1128, dtype=np.uint16).reshape(4, 32))
     return lambda name: Training(make_student(duplicate(), PLAN.rank, 0), whole, {"text": rows}, PLAN, tmp_path / name)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from engines.models.healing import teacher
-from engines.models.healing.dataset import conversations
+from engines.models.healing.dataset import every_token
 from engines.models.healing.teacher import TeacherStates
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from engines.models.loading import LoadedModel
 
-ROWS = conversations(np.arange(1000, 1048, dtype=np.uint16).reshape(4, 12))
+ROWS = every_token(np.arange(1000, 1048, dtype=np.uint16).reshape(4, 12))
 
 
 def fresh(whole: LoadedModel, rows: list[int]) -> torch.Tensor:
@@ -88,7 +88,7 @@ def test_other_text_and_another_teacher_have_states_of_their_own(
     whole: LoadedModel, duplicate: Callable[[], LoadedModel], tmp_path: Path, runs: list[list[int]]
 ) -> None:
     TeacherStates(whole, "text", ROWS, tmp_path)[[0, 1]]
-    longer = conversations(np.arange(2000, 2072, dtype=np.uint16).reshape(6, 12))
+    longer = every_token(np.arange(2000, 2072, dtype=np.uint16).reshape(6, 12))
     TeacherStates(whole, "text", longer, tmp_path)[[0, 1]]
     assert runs == [[1000, 1012], [2000, 2012]]
     other = duplicate()

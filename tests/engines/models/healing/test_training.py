@@ -95,10 +95,10 @@ def counted(made: list[tuple[str, list[int]]]) -> dict[str, list[int]]:
 
 def test_batches_have_every_row_once_before_any_comes_again() -> None:
     kinds = {
-        "short": dataset.conversations(np.zeros((6, 4), np.uint16)),
-        "long": dataset.conversations(np.zeros((3, 8), np.uint16)),
+        "short": dataset.every_token(np.zeros((6, 4), np.uint16)),
+        "long": dataset.every_token(np.zeros((3, 8), np.uint16)),
         # Longer than a batch.
-        "longest": dataset.conversations(np.zeros((2, 16), np.uint16)),
+        "longest": dataset.every_token(np.zeros((2, 16), np.uint16)),
     }
     made = batches(kinds, Plan((Stage((1,), 20),), batch_tokens=8, fade_steps=1))
     assert len(made) == 20
@@ -110,7 +110,7 @@ def test_batches_have_every_row_once_before_any_comes_again() -> None:
 
 
 def test_a_seed_gives_the_same_batches_and_another_seed_others() -> None:
-    kinds = {"text": dataset.conversations(np.zeros((9, 4), np.uint16))}
+    kinds = {"text": dataset.every_token(np.zeros((9, 4), np.uint16))}
     one, again, other = (
         batches(kinds, Plan((Stage((1,), 8),), batch_tokens=8, fade_steps=1, seed=seed)) for seed in (1, 1, 2)
     )
@@ -120,7 +120,7 @@ def test_a_seed_gives_the_same_batches_and_another_seed_others() -> None:
 
 
 def test_text_that_fills_no_batch_is_refused() -> None:
-    kinds = {"text": dataset.conversations(np.zeros((3, 4), np.uint16))}
+    kinds = {"text": dataset.every_token(np.zeros((3, 4), np.uint16))}
     assert len(batches(kinds, Plan((Stage((1,), 2),), batch_tokens=12, fade_steps=1))) == 2
     with pytest.raises(ValueError, match="no kind of text fills a batch of 16 tokens"):
         batches(kinds, Plan((Stage((1,), 2),), batch_tokens=16, fade_steps=1))
@@ -227,7 +227,7 @@ def test_run_on_other_text_and_a_damaged_checkpoint_are_refused(
 ) -> None:
     student, training = begin(SHORT, "run")
     training.save()
-    other = {"other": dataset.conversations(np.arange(3000, 3128, dtype=np.uint16).reshape(4, 32))}
+    other = {"other": dataset.every_token(np.arange(3000, 3128, dtype=np.uint16).reshape(4, 32))}
     with pytest.raises(StaleRunError):
         Training(student, whole, other, SHORT, tmp_path / "run")
     # The control: the same text goes on.
