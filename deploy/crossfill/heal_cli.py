@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from crossfill.one_line import one_line_errors
 from crossfill.progress import bars
-from engines.models.errors import ModelError, UnknownModelError
+from engines.models.errors import UnknownModelError
 from engines.models.prepare import DEFAULT_ROOT
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def heal(
     threads: Threads = 1,
 ) -> None:
     """Train a smaller model again (hours); a run that was interrupted goes on where it stopped."""
-    try:
+    with one_line_errors():
         # Torch takes seconds to import, and a wrong name needs none.
         _check_name(name)
         _check_installed()
@@ -46,8 +47,6 @@ def heal(
         _use(threads)
         with bars() as progress:
             place = run(name, recipe, root, folder, progress)
-    except ModelError as error:
-        _fail(error)
     typer.echo(place)
 
 
@@ -61,7 +60,7 @@ def choose_layers(
     from rich.console import Console
 
     _check_count(count)
-    try:
+    with one_line_errors():
         _check_installed()
         from engines.models.healing import recipe, search
 
@@ -72,8 +71,6 @@ def choose_layers(
             layers = range(_FIRST_KEPT, len(loaded.layers) - _LAST_KEPT)
             single = search.single_costs(samples, layers, progress)
             found = search.drop_greedily(samples, single, count, progress=progress)
-    except ModelError as error:
-        _fail(error)
     console = Console()
     console.print(_costs("layer", {str(layer): cost for layer, cost in single.items()}))
     console.print(_costs("dropped together", _sets(found)))
@@ -122,8 +119,3 @@ def _use(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
-
-
-def _fail(error: ModelError) -> NoReturn:
-    typer.secho(f"crossfill: {error}", fg=typer.colors.RED, err=True)
-    raise typer.Exit(1) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from crossfill.heal_cli import choose_layers, heal
+from crossfill.one_line import one_line_errors
 from crossfill.progress import Bars, bars
 from engines.models.errors import ModelError
 from engines.models.prepare import DEFAULT_ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from engines.models.loading import LoadedModel
     from engines.models.progress import Progress
 
@@ -27,15 +25,6 @@ Root = Annotated[Path, typer.Option("--root", help="Folder of prepared models.",
 Target = Annotated[str, typer.Argument(metavar="NAME_OR_PATH", help="A model of the list, or the folder of one.")]
 _DEFAULT_MODEL = "smollm2-135m-instruct"
 _SUMMARY_COLUMNS = 115
-
-
-@contextmanager
-def _one_line_errors() -> Iterator[None]:
-    try:
-        yield
-    except ModelError as error:
-        typer.secho(f"crossfill: {error}", fg=typer.colors.RED, err=True)
-        raise typer.Exit(1) from error
 
 
 @app.command("list")
@@ -114,7 +103,7 @@ def prepare_models(
     wanted = [*(DEMO if demo else ()), *(names or ())]
     if not wanted:
         raise typer.BadParameter("say which models, or --demo", param_hint="NAME")
-    with _one_line_errors():
+    with one_line_errors():
         # A typing error in the last name should not show after the first model's download.
         for name in wanted:
             entry_of(name)
@@ -135,7 +124,7 @@ def influence(
     from engines.models.influence import block_influence
     from engines.models.perplexity import encode
 
-    with _one_line_errors(), bars() as progress:
+    with one_line_errors(), bars() as progress:
         loaded = _load(model, root, progress)
         ids = encode(loaded, texts.prose(texts.Part.CALIBRATION), tokens)
         values = block_influence(loaded, ids, progress=progress)
@@ -155,7 +144,7 @@ def perplexity(
     from engines.models import texts
 
     layers = _layers(drop)
-    with _one_line_errors(), bars() as progress:
+    with one_line_errors(), bars() as progress:
         loaded = _load(model, root, progress)
         ids = measure.encode(loaded, texts.prose(texts.Part.HELDOUT), tokens)
         with measure.without_layers(loaded, layers) as rest:
@@ -172,7 +161,7 @@ def prune_table(model: Target = _DEFAULT_MODEL, root: Root = DEFAULT_ROOT) -> No
     from engines.models.study import StudySize, study
 
     size = StudySize()
-    with _one_line_errors(), bars() as progress:
+    with one_line_errors(), bars() as progress:
         loaded = _load(model, root, progress)
         result = study(loaded, size, progress=progress)
     typer.echo(report.markdown(result, size), nl=False)
@@ -208,7 +197,7 @@ def judge(
     if not questions:
         size = replace(size, questions=0)
     judged = []
-    with _one_line_errors(), bars() as progress:
+    with one_line_errors(), bars() as progress:
         folders = [_folder(model, root, progress) for model in models]
         judging.check_same_tokens(folders)
         for model, folder in zip(models, folders, strict=True):
