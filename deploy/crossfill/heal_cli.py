@@ -9,7 +9,6 @@ import typer
 
 from crossfill.one_line import one_line_errors
 from crossfill.progress import bars
-from engines.models.errors import UnknownModelError
 from engines.models.prepare import DEFAULT_ROOT
 
 if TYPE_CHECKING:
@@ -37,13 +36,13 @@ def heal(
 ) -> None:
     """Train a smaller model again (hours); a run that was interrupted goes on where it stopped."""
     with one_line_errors():
-        # Torch takes seconds to import, and a wrong name needs none.
-        _check_name(name)
-        _check_installed()
-        from engines.models.healing.recipe import heal as run
         from engines.models.healing.recipes import recipe_of
 
+        # Torch takes seconds to import, and a wrong name needs none.
         recipe = recipe_of(name)
+        _check_installed()
+        from engines.models.healing.recipe import heal as run
+
         _use(threads)
         with bars() as progress:
             place = run(name, recipe, root, folder, progress)
@@ -63,25 +62,18 @@ def choose_layers(
     with one_line_errors():
         _check_installed()
         from engines.models.healing import recipe, search
+        from engines.models.healing.plan import TextSize
 
         _use(threads)
         with bars() as progress:
             loaded = recipe.whole_model(root, progress)
-            samples = search.samples_of(loaded, recipe.gather(loaded, recipe.TextSize(), folder, progress))
+            samples = search.samples_of(loaded, recipe.gather(loaded, TextSize(), folder, progress))
             layers = range(_FIRST_KEPT, len(loaded.layers) - _LAST_KEPT)
             single = search.single_costs(samples, layers, progress)
             found = search.drop_greedily(samples, single, count, progress=progress)
     console = Console()
     console.print(_costs("layer", {str(layer): cost for layer, cost in single.items()}))
     console.print(_costs("dropped together", _sets(found)))
-
-
-def _check_name(name: str) -> None:
-    from engines.models.catalogue import CATALOGUE, HealedRecipe
-
-    healed = [entry.name for entry in CATALOGUE.values() if isinstance(entry.recipe, HealedRecipe)]
-    if name not in healed:
-        raise UnknownModelError(name, healed)
 
 
 def _check_count(count: int) -> None:

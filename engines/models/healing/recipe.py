@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sysconfig
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from engines.models.healing.dataset import Rows
 from engines.models.healing.export import export
 from engines.models.healing.student import make_student
 from engines.models.healing.teacher import fingerprint
-from engines.models.healing.training import Plan, Training
+from engines.models.healing.training import Training
 from engines.models.loading import load
 from engines.models.prepare import locked, prepare
 from engines.models.progress import Progress, silent
@@ -32,40 +32,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from engines.models.healing.loss import Losses
+    from engines.models.healing.plan import Plan, Recipe, TextSize
     from engines.models.loading import LoadedModel
 
 _CHECKPOINT_S = 180.0
 _LOG_STEPS = 10
 # A long exercise hides its facts among at most forty sentences.
 _FEWEST_SENTENCES = 50
-
-
-@dataclass(frozen=True)
-class TextSize:
-    """How much text a run has; rows of 512 tokens, the long ones of 1,024."""
-
-    conversations: int = 512
-    document_tokens: int = 500_000
-    exercises: int = 400
-    long_exercises: int = 200
-    seed: int = 7
-
-    def __post_init__(self) -> None:
-        if min(self.conversations, self.document_tokens, self.exercises, self.long_exercises) < 1:
-            raise ValueError(f"need some of every kind of text, got {self}")
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """All that one healed model comes from, apart from the machine.
-
-    `shipped_rank`: how much of every trained product the adapter file keeps.
-    """
-
-    plan: Plan
-    text: TextSize = TextSize()
-    base: str = SMOLLM2
-    shipped_rank: int = 16
 
 
 def gather(loaded: LoadedModel, size: TextSize, folder: Path, progress: Progress = silent) -> dict[str, Rows]:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from engines.models.catalogue import HEALED_20, HEALED_24
 from engines.models.errors import UnknownModelError
-from engines.models.healing.recipe import Recipe
-from engines.models.healing.training import Plan, Stage
+from engines.models.healing.plan import Plan, Recipe, Stage
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

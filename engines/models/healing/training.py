@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import torch
 
 from engines.models.errors import DivergedRunError, StaleRunError
 from engines.models.healing import loss
+from engines.models.healing.plan import learning_rate, shares
 from engines.models.healing.teacher import TeacherStates, final_states, fingerprint
 
 if TYPE_CHECKING:
@@ -19,75 +19,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engines.models.healing.dataset import Rows
+    from engines.models.healing.plan import Plan
     from engines.models.healing.student import Student
     from engines.models.loading import LoadedModel
-
-
-@dataclass(frozen=True)
-class Stage:
-    """The layers that are `dropped` in it, those of earlier stages included, and how many `steps` it takes."""
-
-    dropped: tuple[int, ...]
-    steps: int
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How a student is trained: `stages` in turn, each beginning with a fade of the layers that it drops.
-
-    `batch_tokens` are seen in every step, `positions` of them are judged by KL. The learning rate rises over
-    `warmup_steps`, stays, and falls to nothing over the last `decay` of all steps.
-    """
-
-    stages: tuple[Stage, ...]
-    rank: int = 32
-    batch_tokens: int = 2048
-    positions: int = 768
-    learning_rate: float = 1e-3
-    warmup_steps: int = 20
-    fade_steps: int = 40
-    decay: float = 0.3
-    distance_weight: float = 0.5
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        dropped = [set(stage.dropped) for stage in self.stages]
-        nested = all(one < more for one, more in itertools.pairwise(dropped))
-        if not dropped or not nested or min(stage.steps for stage in self.stages) < 1:
-            raise ValueError(f"need stages of at least one step that drop more and more layers, got {self.stages}")
-        if not 1 <= self.fade_steps <= self.stages[-1].steps:
-            raise ValueError(f"the fade has to end within the last stage, got {self.fade_steps} steps")
-        if min(self.rank, self.batch_tokens, self.positions, self.warmup_steps) < 1 or not 0 < self.decay <= 1:
-            raise ValueError(f"sizes have to be positive and 0 < decay <= 1, got {self}")
-
-    @property
-    def steps(self) -> int:
-        """Steps of all stages."""
-        return sum(stage.steps for stage in self.stages)
-
-    @property
-    def dropped(self) -> tuple[int, ...]:
-        """The layers that are gone at the end."""
-        return self.stages[-1].dropped
-
-
-def shares(plan: Plan, step: int) -> dict[int, float]:
-    """What is left of each layer that goes, from 1 to 0, at `step`."""
-    begin, found = 0, dict.fromkeys(plan.dropped, 1.0)
-    for stage in plan.stages:
-        if step >= begin:
-            left = max(0.0, 1.0 - (step - begin + 1) / plan.fade_steps)
-            # A layer of an earlier stage is gone already.
-            found |= {layer: min(found[layer], left) for layer in stage.dropped}
-        begin += stage.steps
-    return found
-
-
-def learning_rate(plan: Plan, step: int) -> float:
-    """The rate of `step`, counted from 0."""
-    rise = min(1.0, (step + 1) / plan.warmup_steps)
-    fall = min(1.0, (plan.steps - step) / (plan.decay * plan.steps))
-    return plan.learning_rate * rise * fall
 
 
 def batches(kinds: Mapping[str, Rows], plan: Plan) -> list[tuple[str, list[int]]]:

@@ -11,9 +11,10 @@ import torch
 
 from engines.models import adapter_file
 from engines.models.healing import dataset, recipe, sampling
-from engines.models.healing.recipe import Recipe, TextSize, fast_dtype, gather, heal, run
+from engines.models.healing.plan import Plan, Recipe, Stage, TextSize
+from engines.models.healing.recipe import fast_dtype, gather, heal, run
 from engines.models.healing.student import make_student
-from engines.models.healing.training import Plan, Stage, Training
+from engines.models.healing.training import Training
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,9 +11,10 @@ from engines.models import texts
 from engines.models.errors import DivergedRunError, StaleRunError
 from engines.models.healing import dataset
 from engines.models.healing.loss import divergence
+from engines.models.healing.plan import Plan, Stage, learning_rate, shares
 from engines.models.healing.student import Student, make_student
 from engines.models.healing.teacher import final_states
-from engines.models.healing.training import Plan, Stage, Training, batches, learning_rate, shares
+from engines.models.healing.training import Training, batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
