@@ -1,7 +1,8 @@
 """Errors of the kernels.
 
 KernelError
-└── ArgumentError    the caller passed a tensor of the wrong shape, dtype or layout (also a ValueError)
+├── ArgumentError        the caller passed a tensor of the wrong shape, dtype or layout (also a ValueError)
+└── NativeLibraryError   the C++ library cannot be built or loaded; whoever installs this can mend it
 """
 
 
@@ -19,3 +20,7 @@ class ArgumentError(KernelError, ValueError):
     def __init__(self, argument: str, problem: str) -> None:
         super().__init__(f"{argument}: {problem}")
         self.argument = argument
+
+
+class NativeLibraryError(KernelError):
+    """The C++ library of the CPU kernels is missing, stale or broken; the message says the remedy."""

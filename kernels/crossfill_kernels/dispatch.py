@@ -1,0 +1,55 @@
+"""Which implementation of an op serves a call.
+
+CUDA tensors go to Triton. CPU tensors go to the C++ library, and to the torch reference where that was not built; the first time,
+a warning says why. Every call is counted, so that a test or a metric can tell which path ran.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+
+from crossfill_kernels.native import library
+
+Implementation = Literal["reference", "native", "torch", "triton"]
+"""`native` is the C++ library; `torch` is composed of torch's own operations, chosen where those are the fast way."""
+
+_log = logging.getLogger(__name__)
+_calls: Counter[tuple[str, str]] = Counter()
+_forced: Implementation | None = None
+
+
+def choose(
+    op: str, tensor: torch.Tensor, *, cpu: Implementation = "native", cuda: Implementation = "triton"
+) -> Implementation:
+    """The implementation for tensors like this one, counted as one call of `op`.
+
+    Args:
+        op: the op's name.
+        tensor: one of the call's tensors; its device decides.
+        cpu, cuda: what the op prefers on each.
+    """
+    chosen = _forced or (cuda if tensor.is_cuda else cpu)
+    if chosen == "native" and library.load() is None:
+        chosen = "reference"
+    _calls[op, chosen] += 1
+    return chosen
+
+
+@contextmanager
+def forced(implementation: Implementation) -> Iterator[None]:
+    """Every op that has it uses this implementation; for tests, comparisons and the search for a fault. Not for threads."""
+    global _forced  # noqa: PLW0603  # one switch a process is the point
+    before, _forced = _forced, implementation
+    try:
+        yield
+    finally:
+        _forced = before
+
+
+def calls() -> Mapping[tuple[str, str], int]:
+    """Calls so far in this process, by (op, implementation)."""
+    return dict(_calls)

@@ -1,0 +1,216 @@
+"""The C++ library of the CPU kernels: which variant is loaded, and how tensors are handed to it.
+
+It is built once, at set-up (`python -m crossfill_kernels.native.build`). Where it is missing, the torch references serve.
+"""
+
+import ctypes
+import functools
+import hashlib
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from crossfill_kernels.blocks import BlockIndex, MapStorage, PackedMap
+from crossfill_kernels.errors import ArgumentError, NativeLibraryError
+from crossfill_kernels.rows import Rows
+
+PACKAGE = Path(__file__).resolve().parent.parent
+BUILD_FOLDER = PACKAGE / "native" / "_build"
+STAMP = "sources.blake2b"
+VARIANTS = {"AVX512": "avx512", "AVX2": "avx2"}
+"""Best variant of the library by the name that torch gives to what this processor can."""
+
+_log = logging.getLogger(__name__)
+_lock = threading.Lock()
+_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}
+
+
+class Tensor3(ctypes.Structure):
+    """A tensor [a, b, d] with unit stride in d."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("stride0", ctypes.c_int64),
+        ("stride1", ctypes.c_int64),
+        ("dtype", ctypes.c_int32),
+    )
+
+
+class Cache(ctypes.Structure):
+    """Keys and values of one request."""
+
+    _fields_ = (
+        ("keys", Tensor3),
+        ("values", Tensor3),
+        ("slots", ctypes.c_void_p),
+        ("first", ctypes.c_int64),
+        ("length", ctypes.c_int64),
+        ("kv_heads", ctypes.c_int32),
+        ("dim", ctypes.c_int32),
+    )
+
+
+class RowsView(ctypes.Structure):
+    """`Rows`."""
+
+    _fields_ = (
+        ("positions", ctypes.c_void_p),
+        ("blocks", ctypes.c_void_p),
+        ("starts", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("block_count", ctypes.c_int64),
+    )
+
+
+class IndexView(ctypes.Structure):
+    """`BlockIndex`."""
+
+    _fields_ = (("offsets", ctypes.c_void_p), ("columns", ctypes.c_void_p))
+
+
+class PackedView(ctypes.Structure):
+    """`PackedMap`."""
+
+    _fields_ = (
+        ("offsets", ctypes.c_void_p),
+        ("columns", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
+        ("blocks", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("heads", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+    )
+
+
+def tensor3(tensor: torch.Tensor) -> Tensor3:
+    """View of a tensor [a, b, d] whose last stride is 1; keep the tensor alive during the call."""
+    return Tensor3(tensor.data_ptr(), tensor.stride(0), tensor.stride(1), _DTYPES[tensor.dtype])
+
+
+def cache(keys: torch.Tensor, values: torch.Tensor, slots: "slice | torch.Tensor") -> Cache:
+    """View of a request's keys and values in the cache; `slots` as in `paged_attention`."""
+    if isinstance(slots, slice):
+        where, first, length = None, slots.start, slots.stop - slots.start
+    else:
+        where, first, length = slots.data_ptr(), 0, slots.numel()
+    return Cache(tensor3(keys), tensor3(values), where, first, length, keys.shape[1], keys.shape[2])
+
+
+def rows_view(rows: Rows) -> RowsView:
+    """View of the rows of a call."""
+    return RowsView(
+        rows.positions.data_ptr(), rows.blocks.data_ptr(), rows.starts.data_ptr(), rows.count, rows.block_count
+    )
+
+
+def index_view(index: BlockIndex) -> IndexView:
+    """View of an index of kept blocks."""
+    return IndexView(index.offsets.data_ptr(), index.columns.data_ptr())
+
+
+def packed_view(packed: PackedMap) -> PackedView:
+    """View of a packed map."""
+    storage: MapStorage = packed.storage
+    scales = storage.scales.data_ptr() if storage.scales is not None else None
+    return PackedView(
+        packed.offsets.data_ptr(),
+        packed.columns.data_ptr(),
+        packed.slots.data_ptr(),
+        storage.blocks.data_ptr(),
+        scales,
+        packed.heads,
+        _DTYPES[storage.blocks.dtype],
+    )
+
+
+@dataclass(frozen=True)
+class Status:
+    """Whether the library serves.
+
+    Attributes:
+        variant: the loaded variant (`avx512`, `avx2` or `generic`), None if none is.
+        reason: why none is; empty otherwise.
+    """
+
+    variant: str | None
+    reason: str
+
+
+@functools.lru_cache(maxsize=1)
+def _loaded() -> tuple[ctypes.CDLL | None, Status]:
+    with _lock:
+        try:
+            variant, found = _open()
+        except NativeLibraryError as error:
+            _log.warning("the slow torch references serve the CPU kernels: %s", error)
+            return None, Status(None, str(error))
+    _log.info("CPU kernels: %s", variant)
+    return found, Status(variant, "")
+
+
+def load() -> ctypes.CDLL | None:
+    """The library, opened at the first call; None (warned about once) where there is none to open."""
+    return _loaded()[0]
+
+
+def status() -> Status:
+    """Which variant serves, or why none does."""
+    return _loaded()[1]
+
+
+def symbol(name: str, argtypes: Sequence[type]) -> "ctypes._NamedFuncPointer":
+    """A function of the library that returns an int: 0, or the number of the argument at fault."""
+    library = load()
+    if library is None:
+        raise NativeLibraryError(status().reason)
+    function = getattr(library, name)
+    function.argtypes = list(argtypes)
+    function.restype = ctypes.c_int
+    return function  # type: ignore[no-any-return]  # CDLL's attributes are untyped
+
+
+def threads() -> int:
+    """Threads that a call may use: torch's, so that OMP_NUM_THREADS and torch.set_num_threads both count."""
+    return torch.get_num_threads()
+
+
+def check_cpu(**tensors: torch.Tensor) -> None:
+    """Raise an ArgumentError unless all these tensors are on the CPU, with unit stride in their last dimension."""
+    for name, tensor in tensors.items():
+        if tensor.device.type != "cpu":
+            raise ArgumentError(name, f"want a CPU tensor, got one on {tensor.device}")
+        if tensor.numel() and tensor.stride(-1) != 1:
+            raise ArgumentError(name, f"want unit stride in the last dimension, got strides {tensor.stride()}")
+
+
+def sources() -> list[Path]:
+    """Every file that the library is built from."""
+    return sorted([*PACKAGE.glob("*/*.cpp"), *PACKAGE.glob("*/*.h"), PACKAGE / "native" / "CMakeLists.txt"])
+
+
+def digest() -> str:
+    """Digest of the sources; a library built from others is not loaded."""
+    summary = hashlib.blake2b(digest_size=16)
+    for path in sources():
+        content = path.read_bytes()
+        summary.update(f"{path.relative_to(PACKAGE).as_posix()} {len(content)}\n".encode() + content)
+    return summary.hexdigest()
+
+
+def _open() -> tuple[str, ctypes.CDLL]:
+    remedy = "build it: python -m crossfill_kernels.native.build"
+    stamp = BUILD_FOLDER / STAMP
+    if not stamp.exists():
+        raise NativeLibraryError(f"their C++ library was not built; {remedy}")
+    if stamp.read_text(encoding="ascii") != digest():
+        raise NativeLibraryError(f"their C++ library was built from other sources; {remedy}")
+    variant = VARIANTS.get(torch.backends.cpu.get_cpu_capability(), "generic")
+    path = BUILD_FOLDER / f"libcrossfill_{variant}.so"
+    try:
+        return variant, ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NativeLibraryError(f"{path.name} cannot be loaded ({error}); {remedy}") from error
