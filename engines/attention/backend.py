@@ -9,6 +9,7 @@ from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
 from crossfill_kernels.paged_attention import Slots, as_slots, paged_attention
+from crossfill_kernels.rows import Rows, newest_rows
 from engines.errors import UnsupportedModelError
 from engines.metrics import AttentionMetrics
 
@@ -17,10 +18,11 @@ _WAY_OUT = "start this worker with --attention-backend torch_native"
 
 @dataclass(frozen=True)
 class _Sequence:
-    """One request's rows [start, stop) of a batch, and where its whole context stands in the KV pool."""
+    """One request's rows [start, stop) of a batch, their positions, and where its context stands in the KV pool."""
 
     start: int
     stop: int
+    rows: Rows
     slots: Slots
 
 
@@ -56,7 +58,8 @@ class CrossfillAttentionBackend(AttentionBackend):  # type: ignore[misc]  # SGLa
         rows = [1] * len(lengths) if mode.is_decode() else forward_batch.extend_seq_lens_cpu
         plan, start = [], 0
         for request, length, new in zip(forward_batch.req_pool_indices.tolist(), lengths, rows, strict=True):
-            plan.append(_Sequence(start, start + new, as_slots(self._req_to_token[request, :length])))
+            slots = as_slots(self._req_to_token[request, :length])
+            plan.append(_Sequence(start, start + new, newest_rows(new, length), slots))
             start += new
         self._plan = tuple(plan)
         phase = "decode" if mode.is_decode() else "extend"
@@ -98,9 +101,8 @@ class CrossfillAttentionBackend(AttentionBackend):  # type: ignore[misc]  # SGLa
         # Rows that no request owns (padding of the batch) stay zero rather than whatever memory held.
         out = torch.empty_like(query) if self._rows == query.shape[0] else torch.zeros_like(query)
         for s in self._plan:
-            paged_attention(
-                query[s.start : s.stop], keys, values, s.slots, scale=layer.scaling, out=out[s.start : s.stop]
-            )
+            own = slice(s.start, s.stop)
+            paged_attention(query[own], keys, values, s.slots, s.rows, scale=layer.scaling, out=out[own])
         return out.view(q.shape[0], -1)
 
     # A decode is an extend of one row a request: the plan already says so.

@@ -1,7 +1,7 @@
 """What is kept of an attention map, by blocks of 64 × 64: masses, an index of kept blocks, packed probabilities.
 
-Column block j holds positions 64·j … 64·j + 63, as row block b does. A row block's diagonal is the column block of its own
-number; no block to the right of it is ever kept.
+Column block j holds positions 64·j … 64·j + 63, as row block b does. A row block's diagonal is the column block of its
+own number; no block to the right of it is ever kept.
 """
 
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ class BlockMass:
     """Attention mass of every (head, row block, column block).
 
     Attributes:
-        mass: float32 [H, R, C], sum over a row block's rows of the probability that falls into a column block; over C it sums to
-            `totals`. Zero above the diagonal.
+        mass: float32 [H, R, C], sum over a row block's rows of the probability that falls into a column block; over
+            C it sums to `totals`. Zero above the diagonal.
         blocks: int32 [R], the row blocks, ascending.
-        totals: float32 [R], what a row block's masses sum to if none was left out: the number of rows they were summed over.
+        totals: float32 [R], what a row block's masses sum to if none was left out: the number of its rows.
     """
 
     mass: torch.Tensor
@@ -43,8 +43,8 @@ class BlockIndex:
         heads: number of heads H.
         blocks: int32 [R], the row blocks, ascending.
         offsets: int32 [H·R + 1]; entry (h, i) owns `columns[offsets[h·R + i] : offsets[h·R + i + 1]]`.
-        columns: int32, ascending within an entry, none beyond the row block's own number. May be longer than `offsets[-1]`
-            (a GPU then need not tell the host how much it kept).
+        columns: int32, ascending within an entry, none beyond the row block's own number. May be longer than
+            `offsets[-1]` (a GPU then need not tell the host how much it kept).
     """
 
     heads: int

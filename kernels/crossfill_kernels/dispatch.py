@@ -1,7 +1,7 @@
 """Which implementation of an op serves a call.
 
-CUDA tensors go to Triton. CPU tensors go to the C++ library, and to the torch reference where that was not built; the first time,
-a warning says why. Every call is counted, so that a test or a metric can tell which path ran.
+CUDA tensors go to Triton. CPU tensors go to the C++ library, and to the torch reference where that was not built; the
+first time, a warning says why. Every call is counted, so that a test or a metric can tell which path ran.
 """
 
 import logging
@@ -41,7 +41,10 @@ def choose(
 
 @contextmanager
 def forced(implementation: Implementation) -> Iterator[None]:
-    """Every op that has it uses this implementation; for tests, comparisons and the search for a fault. Not for threads."""
+    """Every op that has it uses this implementation; for tests, comparisons and the search for a fault.
+
+    One switch for all threads of the process.
+    """
     global _forced  # noqa: PLW0603  # one switch a process is the point
     before, _forced = _forced, implementation
     try:

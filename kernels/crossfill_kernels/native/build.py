@@ -1,4 +1,4 @@
-"""Builds the C++ library of the CPU kernels with CMake. Run at set-up: python -m crossfill_kernels.native.build"""
+"""Builds the C++ library of the CPU kernels with CMake, at set-up: `python -m crossfill_kernels.native.build`."""
 
 import argparse
 import os
@@ -19,7 +19,7 @@ def build(folder: Path = BUILD_FOLDER, *, sanitize: bool = False) -> None:
         sanitize: with the address and undefined-behaviour sanitizers, for tests.
 
     Raises:
-        NativeLibraryError: there is no CMake or no C++ compiler, or the compiler fails; the message carries what it said.
+        NativeLibraryError: there is no CMake or no C++ compiler, or the compiler fails; the message says how.
     """
     stamp = folder / STAMP
     wanted = digest()

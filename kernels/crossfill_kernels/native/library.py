@@ -1,14 +1,14 @@
 """The C++ library of the CPU kernels: which variant is loaded, and how tensors are handed to it.
 
-It is built once, at set-up (`python -m crossfill_kernels.native.build`). Where it is missing, the torch references serve.
+It is built once, at set-up (`python -m crossfill_kernels.native.build`). Where it is missing, torch serves.
 """
 
 import ctypes
-import functools
 import hashlib
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,6 @@ VARIANTS = {"AVX512": "avx512", "AVX2": "avx2"}
 """Best variant of the library by the name that torch gives to what this processor can."""
 
 _log = logging.getLogger(__name__)
-_lock = threading.Lock()
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}
 
 
@@ -140,37 +139,87 @@ class Status:
     reason: str
 
 
-@functools.lru_cache(maxsize=1)
-def _loaded() -> tuple[ctypes.CDLL | None, Status]:
-    with _lock:
-        try:
-            variant, found = _open()
-        except NativeLibraryError as error:
-            _log.warning("the slow torch references serve the CPU kernels: %s", error)
-            return None, Status(None, str(error))
-    _log.info("CPU kernels: %s", variant)
-    return found, Status(variant, "")
+class _Loader:
+    """Opens the library once, whichever thread asks first."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.library: ctypes.CDLL | None = None
+        self.status: Status | None = None
+
+    def open(self) -> None:
+        with self._lock:
+            if self.status is not None:
+                return
+            try:
+                variant, self.library = _open()
+                self.status = Status(variant, "")
+                _log.info("CPU kernels: %s", variant)
+            except NativeLibraryError as error:
+                self.status = Status(None, str(error))
+                _log.warning("the slow torch references serve the CPU kernels: %s", error)
+
+
+_loader = _Loader()
 
 
 def load() -> ctypes.CDLL | None:
     """The library, opened at the first call; None (warned about once) where there is none to open."""
-    return _loaded()[0]
+    if _loader.status is None:
+        _loader.open()
+    return _loader.library
 
 
 def status() -> Status:
     """Which variant serves, or why none does."""
-    return _loaded()[1]
+    load()
+    assert _loader.status is not None
+    return _loader.status
 
 
-def symbol(name: str, argtypes: Sequence[type]) -> "ctypes._NamedFuncPointer":
-    """A function of the library that returns an int: 0, or the number of the argument at fault."""
-    library = load()
-    if library is None:
-        raise NativeLibraryError(status().reason)
-    function = getattr(library, name)
-    function.argtypes = list(argtypes)
-    function.restype = ctypes.c_int
-    return function  # type: ignore[no-any-return]  # CDLL's attributes are untyped
+@contextmanager
+def replaced(variant: str | None, folder: Path = BUILD_FOLDER) -> Iterator[None]:
+    """Another variant of the library serves, or none; for tests. Not for several threads."""
+    status()
+    before = _loader.library, _loader.status
+    if variant is None:
+        _loader.library, _loader.status = None, Status(None, "replaced")
+    else:
+        _loader.library = ctypes.CDLL(str(folder / f"libcrossfill_{variant}.so"))
+        _loader.status = Status(variant, "")
+    try:
+        yield
+    finally:
+        _loader.library, _loader.status = before
+
+
+class Function:
+    """A function of the library, looked up at its first call.
+
+    Args:
+        name: its symbol.
+        argtypes: its ctypes argument types.
+    """
+
+    def __init__(self, name: str, *argtypes: type) -> None:
+        self._name, self._argtypes = name, argtypes
+        self._library: ctypes.CDLL | None = None
+        self._symbol: Callable[..., object] | None = None
+
+    def __call__(self, *arguments: object) -> None:
+        """Call it; the interpreter's lock is released meanwhile.
+
+        Raises:
+            NativeLibraryError: there is no library.
+        """
+        library = load()
+        if library is None:
+            raise NativeLibraryError(status().reason)
+        if self._symbol is None or self._library is not library:
+            symbol = getattr(library, self._name)
+            symbol.argtypes, symbol.restype = self._argtypes, None
+            self._symbol, self._library = symbol, library
+        self._symbol(*arguments)
 
 
 def threads() -> int:

@@ -178,4 +178,20 @@ inline Vec exp2(Vec x) {
   return where_not_less(x, low, p * power_of_two(whole));
 }
 
+// Writes the transpose of the 4 x 4 floats at `from` (rows `from_stride` apart) to `to`.
+inline void transpose4(const float* from, std::ptrdiff_t from_stride, float* to, std::ptrdiff_t to_stride) {
+  typedef float Four __attribute__((vector_size(16)));
+  Four a, b, c, d;
+  std::memcpy(&a, from, 16);
+  std::memcpy(&b, from + from_stride, 16);
+  std::memcpy(&c, from + 2 * from_stride, 16);
+  std::memcpy(&d, from + 3 * from_stride, 16);
+  const Four ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5), ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  const Four cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5), cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+  const Four rows[4] = {
+      __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5), __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7),
+      __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5), __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7)};
+  for (int r = 0; r < 4; ++r) std::memcpy(to + r * to_stride, &rows[r], 16);
+}
+
 }  // namespace crossfill

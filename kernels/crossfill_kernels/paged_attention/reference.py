@@ -2,34 +2,45 @@
 
 import torch
 
-from crossfill_kernels.paged_attention.slots import Slots, length_of
+from crossfill_kernels.rows import Rows
+from crossfill_kernels.slots import Slots, length_of
 
 
 def paged_attention_reference(
-    query: torch.Tensor, key_cache: torch.Tensor, value_cache: torch.Tensor, slots: Slots, *, scale: float
+    query: torch.Tensor,
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    slots: Slots,
+    rows: Rows,
+    *,
+    scale: float,
 ) -> torch.Tensor:
-    """Softmax attention with a causal mask that counts from the end of the context.
+    """Causal softmax attention: the row at position p sees keys 0 … p.
 
-    Row i of n stands at position p = T - n + i and sees keys 0 … p:
-
-        O[i, h] = Σ_{t ≤ p} softmax_t(scale · q[i, h] · k[t, h // G]) v[t, h // G],  G = H / H_kv
+        O[i, h] = Σ_{t ≤ p_i} softmax_t(scale · q[i, h] · k[t, h // G]) v[t, h // G],  G = H / H_kv
 
     Args:
-        query: [n, H, d], the newest n rows of the request, in order.
+        query: [n, H, d].
         key_cache, value_cache: [rows, H_kv, d], shared by all requests.
-        slots: cache rows of positions 0 … T-1, the newest n included.
+        slots: cache rows of positions 0 … T-1.
+        rows: positions of the query rows.
         scale: factor on the scores, usually 1/√d.
 
     Returns:
         [n, H, d] in the dtype of `query`, computed in float64.
     """
-    rows, heads = query.shape[0], query.shape[1]
-    group = heads // key_cache.shape[1]
-    keys = key_cache[slots].double().repeat_interleave(group, dim=1)  # [T, H, d]
+    probabilities = causal_scores(query, key_cache, slots, rows, scale=scale).softmax(dim=-1)
+    group = query.shape[1] // key_cache.shape[1]
     values = value_cache[slots].double().repeat_interleave(group, dim=1)
-    length = length_of(slots)
-    scores = torch.einsum("nhd,thd->hnt", query.double(), keys) * scale
-    position = torch.arange(length - rows, length)
-    hidden = torch.arange(length)[None, :] > position[:, None]  # [n, T]
-    probabilities = scores.masked_fill(hidden, float("-inf")).softmax(dim=-1)
     return torch.einsum("hnt,thd->nhd", probabilities, values).to(query.dtype)
+
+
+def causal_scores(
+    query: torch.Tensor, key_cache: torch.Tensor, slots: Slots, rows: Rows, *, scale: float
+) -> torch.Tensor:
+    """Scaled scores in float64 [H, n, T], minus infinity where a key stands behind its row; arguments as above."""
+    group = query.shape[1] // key_cache.shape[1]
+    keys = key_cache[slots].double().repeat_interleave(group, dim=1)  # [T, H, d]
+    scores = torch.einsum("nhd,thd->hnt", query.double(), keys) * scale
+    hidden = torch.arange(length_of(slots), device=query.device)[None, :] > rows.positions[:, None]  # [n, T]
+    return scores.masked_fill(hidden, float("-inf"))
