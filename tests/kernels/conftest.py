@@ -1,7 +1,56 @@
 import importlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
+
+from crossfill_kernels.native import library
+from crossfill_kernels.rows import Rows, rows_at
+from crossfill_kernels.slots import Slots, as_slots
+
+# Set by the test that runs the others against the sanitized build.
+NATIVE_FOLDER = Path(os.environ.get("CROSSFILL_TEST_NATIVE_FOLDER", library.BUILD_FOLDER))
+
+
+@pytest.fixture(params=library.runnable_variants())
+def native_variant(request) -> Iterator[str]:
+    """Each variant of the C++ library that this processor runs serves the CPU kernels in turn."""
+    with library.replaced(request.param, NATIVE_FOLDER):
+        yield request.param
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """Random inputs of an attention op."""
+
+    query: torch.Tensor
+    keys: torch.Tensor
+    values: torch.Tensor
+    slots: Slots
+    rows: Rows
+
+    def empty_out(self) -> torch.Tensor:
+        return torch.full_like(self.query, float("nan"))
+
+
+@pytest.fixture(scope="session")
+def attention_case() -> Callable[..., AttentionCase]:
+    """Make inputs: rows at `positions` of a context whose cache rows lie together or scattered among others."""
+
+    def make(positions, context, heads=6, kv_heads=2, dim=64, dtype=torch.float32, scattered=False, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        rows = rows_at(positions if isinstance(positions, range) else torch.tensor(positions, dtype=torch.int64))
+        capacity = context + 37
+        keys = torch.randn(capacity, kv_heads, dim, generator=generator).to(dtype)
+        values = torch.randn(capacity, kv_heads, dim, generator=generator).to(dtype)
+        query = torch.randn(rows.count, heads, dim, generator=generator).to(dtype)
+        indices = torch.randperm(capacity, generator=generator)[:context] if scattered else torch.arange(5, 5 + context)
+        return AttentionCase(query, keys, values, as_slots(indices), rows)
+
+    return make
 
 
 @pytest.fixture(scope="session")

@@ -1,100 +1,181 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from crossfill_kernels import dispatch
 from crossfill_kernels.errors import ArgumentError
+from crossfill_kernels.native import library
 from crossfill_kernels.paged_attention import as_slots, paged_attention, paged_attention_reference
+from crossfill_kernels.rows import rows_at
 
 # Not 1/√d, which torch would take by itself.
 SCALE = 0.2
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
-def case(rows, context, heads=9, kv_heads=3, dim=64, dtype=torch.float32, scattered=False, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    capacity = context + 37
-    keys = torch.randn(capacity, kv_heads, dim, generator=generator).to(dtype)
-    values = torch.randn(capacity, kv_heads, dim, generator=generator).to(dtype)
-    query = torch.randn(rows, heads, dim, generator=generator).to(dtype)
-    indices = torch.randperm(capacity, generator=generator)[:context] if scattered else torch.arange(5, 5 + context)
-    return query, keys, values, as_slots(indices)
+@pytest.fixture(params=["native", "torch"])
+def implementation(request):
+    """The C++, and torch's kernel, which serves where only the narrow variant of the C++ could."""
+    with dispatch.forced(request.param):
+        yield request.param
 
 
-def run(query, keys, values, slots):
-    out = torch.full_like(query, float("nan"))
-    paged_attention(query, keys, values, slots, scale=SCALE, out=out)
+def run(case, scale=SCALE):
+    out = case.empty_out()
+    paged_attention(case.query, case.keys, case.values, case.slots, case.rows, scale=scale, out=out)
     return out
 
 
-def assert_equals_reference(query, keys, values, slots):
-    want = paged_attention_reference(query, keys, values, slots, scale=SCALE)
-    tolerance = TOLERANCE[query.dtype]
-    torch.testing.assert_close(run(query, keys, values, slots), want, atol=tolerance, rtol=tolerance)
+def reference(case, scale=SCALE):
+    return paged_attention_reference(case.query, case.keys, case.values, case.slots, case.rows, scale=scale)
+
+
+def assert_equals_reference(case):
+    tolerance = TOLERANCE[case.query.dtype]
+    torch.testing.assert_close(run(case), reference(case), atol=tolerance, rtol=tolerance)
+
+
+def newest(rows, context):
+    return range(context - rows, context)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("scattered", [False, True], ids=["consecutive", "scattered"])
 @pytest.mark.parametrize(("rows", "context"), [(1, 1), (1, 200), (2, 130), (65, 65), (64, 129), (33, 257)])
-def test_equals_reference(rows, context, scattered, dtype):
-    assert_equals_reference(*case(rows, context, dtype=dtype, scattered=scattered))
+@pytest.mark.usefixtures("implementation")
+def test_equals_reference(attention_case, rows, context, scattered, dtype):
+    assert_equals_reference(
+        attention_case(newest(rows, context), context, heads=9, kv_heads=3, dtype=dtype, scattered=scattered)
+    )
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-    rows=st.integers(1, 40),
-    prefix=st.integers(0, 90),
-    kv_heads=st.sampled_from([1, 2, 3]),
-    group=st.sampled_from([1, 3, 4]),
-    dim=st.sampled_from([8, 32, 64, 80]),
-    scattered=st.booleans(),
-    seed=st.integers(0, 2**20),
-)
-def test_equals_reference_for_any_shape(rows, prefix, kv_heads, group, dim, scattered, seed):
-    assert_equals_reference(*case(rows, rows + prefix, kv_heads * group, kv_heads, dim, scattered=scattered, seed=seed))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("rows", "context"), [(1, 1), (1, 200), (2, 130), (65, 65), (33, 257)])
+@pytest.mark.usefixtures("native_variant")
+def test_every_variant_equals_reference(attention_case, rows, context, dtype):
+    with dispatch.forced("native"):
+        assert_equals_reference(
+            attention_case(newest(rows, context), context, heads=9, kv_heads=3, dtype=dtype, scattered=True)
+        )
 
 
-def test_reference_equals_textbook_attention():
-    query, keys, values, slots = case(7, 7, heads=3, kv_heads=3, dim=16)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+@pytest.mark.usefixtures("implementation")
+def test_equals_reference_for_any_shape(attention_case, data):
+    rows, prefix = data.draw(st.integers(1, 90)), data.draw(st.integers(0, 150))
+    kv_heads, group = data.draw(st.sampled_from([1, 2, 3])), data.draw(st.sampled_from([1, 3, 5, 12]))
+    assert_equals_reference(
+        attention_case(
+            newest(rows, rows + prefix),
+            rows + prefix,
+            heads=kv_heads * group,
+            kv_heads=kv_heads,
+            dim=data.draw(st.sampled_from([1, 8, 32, 64, 80, 96, 128])),
+            scattered=data.draw(st.booleans()),
+            seed=data.draw(st.integers(0, 2**20)),
+        )
+    )
+
+
+@pytest.mark.parametrize("share", [1, 2, 3, 4, 5, 7, 8])
+@pytest.mark.parametrize("dim", [64, 80, 128])
+@pytest.mark.usefixtures("implementation")
+def test_one_row_of_any_number_of_heads(attention_case, share, dim):
+    case = attention_case(
+        newest(1, 150), 150, heads=2 * share, kv_heads=2, dim=dim, dtype=torch.bfloat16, scattered=True
+    )
+    assert_equals_reference(case)
+
+
+@pytest.mark.parametrize("positions", [[0, 7, 64, 99], [99], [3], range(20, 90)], ids=str)
+@pytest.mark.usefixtures("native_variant")
+def test_rows_may_stand_anywhere(attention_case, positions):
+    assert_equals_reference(attention_case(positions, 120, scattered=True))
+
+
+def test_reference_equals_textbook_attention(attention_case):
+    case = attention_case(range(7), 7, heads=3, kv_heads=3, dim=16)
     for head in range(3):
-        k, v = keys[slots][:, head], values[slots][:, head]
+        k, v = case.keys[case.slots][:, head], case.values[case.slots][:, head]
         for row in range(7):
-            weights = torch.softmax((k[: row + 1] @ query[row, head]) / 4.0, dim=0)
-            got = paged_attention_reference(query, keys, values, slots, scale=0.25)[row, head]
+            weights = torch.softmax((k[: row + 1] @ case.query[row, head]) / 4.0, dim=0)
+            got = reference(case, scale=0.25)[row, head]
             torch.testing.assert_close(got, weights @ v[: row + 1], atol=1e-6, rtol=1e-5)
 
 
-def test_a_chunk_equals_the_same_rows_of_the_whole_prompt():
-    query, keys, values, slots = case(150, 150, scattered=True)
-    whole = run(query, keys, values, slots)
-    torch.testing.assert_close(run(query[100:], keys, values, slots), whole[100:], atol=1e-5, rtol=1e-5)
+@pytest.mark.usefixtures("implementation")
+def test_a_chunk_equals_the_same_rows_of_the_whole_prompt(attention_case):
+    case = attention_case(range(150), 150, scattered=True)
+    out = torch.full_like(case.query[100:], float("nan"))
+    chunk = case.query[100:], case.keys, case.values, case.slots, rows_at(range(100, 150))
+    paged_attention(*chunk, scale=SCALE, out=out)
+    torch.testing.assert_close(out, run(case)[100:], atol=1e-5, rtol=1e-5)
 
 
-def test_a_row_does_not_see_later_keys():
-    query, keys, values, slots = case(40, 100)
-    before = run(query, keys, values, slots)
-    keys[slots.stop - 1] = 100.0
-    after = run(query, keys, values, slots)
-    assert torch.equal(before[:-1], after[:-1])
-    assert not torch.allclose(before[-1], after[-1])
+@pytest.mark.parametrize("rows", [40, 1], ids=["extend", "decode"])
+@pytest.mark.usefixtures("implementation")
+def test_a_row_does_not_see_later_keys(attention_case, rows):
+    case = attention_case(newest(rows, 100), 101)
+    narrowed = paged_attention, slice(case.slots.start, case.slots.start + 100)
+    out = case.empty_out()
+    narrowed[0](case.query, case.keys, case.values, narrowed[1], case.rows, scale=SCALE, out=out)
+    case.keys[case.slots.start + 99] = 100.0
+    again = case.empty_out()
+    narrowed[0](case.query, case.keys, case.values, narrowed[1], case.rows, scale=SCALE, out=again)
+    assert torch.equal(out[:-1], again[:-1])
+    assert not torch.allclose(out[-1], again[-1])
 
 
-def test_merge_survives_extreme_scores():
-    query, keys, values, slots = case(4, 80)
-    keys[slots.start] = 60.0 * query[0, 0]
-    assert_equals_reference(query, keys, values, slots)
+@pytest.mark.parametrize("rows", [4, 1], ids=["extend", "decode"])
+@pytest.mark.usefixtures("implementation")
+def test_extreme_scores_survive(attention_case, rows):
+    case = attention_case(newest(rows, 80), 80)
+    case.keys[case.slots.start] = 60.0 * case.query[0, 0]
+    assert_equals_reference(case)
 
 
-def test_no_rows_is_no_work():
-    query, keys, values, slots = case(0, 10)
-    assert run(query, keys, values, slots).shape == (0, 9, 64)
+@pytest.mark.parametrize("rows", [4, 1], ids=["extend", "decode"])
+@pytest.mark.usefixtures("implementation")
+def test_nan_is_not_hidden(attention_case, rows):
+    case = attention_case(newest(rows, 80), 80)
+    case.query[-1, 2] = float("nan")
+    out = run(case)
+    assert out[-1, 2].isnan().all()
+    assert not out[-1, 3].isnan().any()
 
 
-def test_query_may_be_strided():
-    query, keys, values, slots = case(20, 50)
-    wide = torch.cat([query, query], dim=-1)[..., :64]
+@pytest.mark.usefixtures("implementation")
+def test_no_rows_is_no_work(attention_case):
+    assert run(attention_case([], 10)).shape == (0, 6, 64)
+
+
+@pytest.mark.usefixtures("implementation")
+def test_query_may_be_strided(attention_case):
+    case = attention_case(newest(20, 50), 50)
+    wide = torch.cat([case.query, case.query], dim=-1)[..., :64]
+    out = case.empty_out()
     assert not wide.is_contiguous()
-    assert torch.equal(run(wide, keys, values, slots), run(query, keys, values, slots))
+    paged_attention(wide, case.keys, case.values, case.slots, case.rows, scale=SCALE, out=out)
+    assert torch.equal(out, run(case))
+
+
+@pytest.mark.parametrize(
+    ("variant", "positions", "implementation"),
+    [
+        ("generic", range(20, 80), "torch"),
+        ("generic", range(20, 70), "native"),
+        (None, range(20, 80), "torch"),
+        (None, range(20, 70), "reference"),
+    ],
+    ids=["narrow", "narrow-gaps", "none", "none-gaps"],
+)
+def test_torch_serves_newest_rows_where_no_fast_variant_does(attention_case, variant, positions, implementation):
+    before = dispatch.calls().get(("paged_attention", implementation), 0)
+    with library.replaced(variant):
+        assert_equals_reference(attention_case(positions, 80))
+    assert dispatch.calls()["paged_attention", implementation] == before + 1
 
 
 def test_consecutive_rows_are_read_in_place():
@@ -109,21 +190,28 @@ def test_consecutive_rows_are_read_in_place():
 @pytest.mark.parametrize(
     ("change", "argument"),
     [
-        (lambda q, k, v, s, o: (q[0], k, v, s, o), "query"),
-        (lambda q, k, v, s, o: (q, k[..., :32], v, s, o), "key_cache"),
-        (lambda q, k, v, s, o: (q, k, v[:, :1], s, o), "value_cache"),
-        (lambda q, k, v, s, o: (q[:, :8], k, v, s, o[:, :8]), "query"),
-        (lambda q, k, v, s, o: (q, k.double(), v, s, o), "key_cache"),
-        (lambda q, k, v, s, o: (q, k, v, s, o[:1]), "out"),
-        (lambda q, k, v, s, o: (q, k, v, slice(0, 3), o), "slots"),
+        (lambda a: a | {"query": a["query"][0]}, "query"),
+        (lambda a: a | {"key_cache": a["key_cache"][..., :32]}, "key_cache"),
+        (lambda a: a | {"value_cache": a["value_cache"][:, :1]}, "value_cache"),
+        (lambda a: a | {"query": a["query"][:, :5], "out": a["out"][:, :5]}, "query"),
+        (lambda a: a | {"key_cache": a["key_cache"].double()}, "key_cache"),
+        (lambda a: a | {"out": a["out"][:1]}, "out"),
+        (lambda a: a | {"slots": slice(0, 3)}, "slots"),
     ],
     ids=["query-rank", "key-dim", "value-shape", "head-group", "key-dtype", "out-shape", "short-slots"],
 )
-def test_a_misfit_names_the_argument(change, argument):
-    query, keys, values, slots = case(4, 10)
-    q, k, v, s, o = change(query, keys, values, slots, torch.empty_like(query))
+def test_a_misfit_names_the_argument(attention_case, change, argument):
+    case = attention_case(newest(4, 10), 10)
+    arguments = {
+        "query": case.query,
+        "key_cache": case.keys,
+        "value_cache": case.values,
+        "slots": case.slots,
+        "rows": case.rows,
+        "out": case.empty_out(),
+    }
     with pytest.raises(ArgumentError) as caught:
-        paged_attention(q, k, v, s, scale=0.1, out=o)
+        paged_attention(**change(arguments), scale=0.1)
     assert caught.value.argument == argument
 
 

@@ -21,8 +21,7 @@ from crossfill_kernels.rows import Rows
 PACKAGE = Path(__file__).resolve().parent.parent
 BUILD_FOLDER = PACKAGE / "native" / "_build"
 STAMP = "sources.blake2b"
-VARIANTS = {"AVX512": "avx512", "AVX2": "avx2"}
-"""Best variant of the library by the name that torch gives to what this processor can."""
+_RUNNABLE = {"AVX512": ("avx512", "avx2", "generic"), "AVX2": ("avx2", "generic")}
 
 _log = logging.getLogger(__name__)
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}
@@ -163,6 +162,11 @@ class _Loader:
 _loader = _Loader()
 
 
+def runnable_variants() -> tuple[str, ...]:
+    """Variants of the library that this processor runs, the fastest first."""
+    return _RUNNABLE.get(torch.backends.cpu.get_cpu_capability(), ("generic",))
+
+
 def load() -> ctypes.CDLL | None:
     """The library, opened at the first call; None (warned about once) where there is none to open."""
     if _loader.status is None:
@@ -257,7 +261,7 @@ def _open() -> tuple[str, ctypes.CDLL]:
         raise NativeLibraryError(f"their C++ library was not built; {remedy}")
     if stamp.read_text(encoding="ascii") != digest():
         raise NativeLibraryError(f"their C++ library was built from other sources; {remedy}")
-    variant = VARIANTS.get(torch.backends.cpu.get_cpu_capability(), "generic")
+    variant = runnable_variants()[0]
     path = BUILD_FOLDER / f"libcrossfill_{variant}.so"
     try:
         return variant, ctypes.CDLL(str(path))

@@ -1,0 +1,88 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from crossfill_kernels.errors import NativeLibraryError
+from crossfill_kernels.native import build, library
+
+KERNEL_TESTS = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def sanitized() -> Path:
+    """The library with the address and undefined-behaviour sanitizers, every compiler warning an error."""
+    folder = library.BUILD_FOLDER.with_name("_build_sanitized")
+    build.build(folder, sanitize=True)
+    return folder
+
+
+def under_sanitizers(folder, *command):
+    runtime = subprocess.run(
+        ["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    return subprocess.run(
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "CROSSFILL_TEST_NATIVE_FOLDER": str(folder),
+            "LD_PRELOAD": runtime,
+            # Python and torch keep memory to the end; that is no fault here.
+            "ASAN_OPTIONS": "detect_leaks=0",
+            "OMP_NUM_THREADS": "2",
+        },
+        check=False,
+    )
+
+
+def test_a_missing_program_is_named(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(NativeLibraryError, match="no cmake"):
+        build.build(library.BUILD_FOLDER.with_name("_build_never"))
+
+
+def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "/nowhere/c++")
+    with pytest.raises(NativeLibraryError, match="/nowhere/c"):
+        build.build(tmp_path)
+    assert not (tmp_path / library.STAMP).exists()
+
+
+def test_what_is_built_is_not_built_again(monkeypatch, sanitized):
+    monkeypatch.setenv("PATH", "")
+    build.build(sanitized, sanitize=True)
+
+
+def test_the_cpu_kernels_are_clean_under_sanitizers(sanitized):
+    files = sorted(p for p in KERNEL_TESTS.glob("test_*.py") if "triton" not in p.name)
+    ran = under_sanitizers(
+        sanitized, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *map(str, files), "-k", "not reference_without"
+    )
+    assert ran.returncode == 0, ran.stdout[-3000:] + ran.stderr[-3000:]
+    assert "failed" not in ran.stdout
+
+
+READS_BEYOND = """
+import torch
+from crossfill_kernels.guided_attention.native import guided_attention_native
+from crossfill_kernels.blocks import index_of
+from crossfill_kernels.native import library
+from crossfill_kernels.rows import newest_rows
+rows = newest_rows(64, 64)
+q, kv = torch.zeros(64, 2, 64), torch.zeros(40, 2, 64)
+index = index_of(torch.ones(2, 1, 1, dtype=torch.bool), rows.blocks)
+with library.replaced("generic", __import__("pathlib").Path({folder!r})):
+    guided_attention_native(q, kv, kv, slice(0, 64), rows, index, scale=1.0, out=torch.empty_like(q))
+"""
+
+
+def test_the_sanitizer_is_awake(sanitized):
+    """The control of the test above: past the checks, a context longer than its cache is read beyond."""
+    ran = under_sanitizers(sanitized, "-c", READS_BEYOND.format(folder=str(sanitized)))
+    assert ran.returncode != 0
+    assert "AddressSanitizer" in ran.stderr

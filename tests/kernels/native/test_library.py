@@ -1,0 +1,56 @@
+import logging
+
+import pytest
+import torch
+
+from crossfill_kernels.errors import NativeLibraryError
+from crossfill_kernels.native import library
+
+
+def fresh(monkeypatch, folder):
+    monkeypatch.setattr(library, "BUILD_FOLDER", folder)
+    monkeypatch.setattr(library, "_loader", library._Loader())
+
+
+def test_the_fastest_runnable_variant_is_loaded():
+    assert library.status().variant == library.runnable_variants()[0], library.status().reason
+
+
+def test_a_missing_library_is_told_once_with_the_remedy(monkeypatch, tmp_path, caplog):
+    fresh(monkeypatch, tmp_path)
+    with caplog.at_level(logging.WARNING):
+        assert library.load() is None
+        assert library.load() is None
+    assert len(caplog.records) == 1
+    assert "was not built" in library.status().reason
+    assert "python -m crossfill_kernels.native.build" in library.status().reason
+
+
+def test_a_library_of_other_sources_is_not_loaded(monkeypatch, tmp_path):
+    (tmp_path / library.STAMP).write_text("0" * 32)
+    fresh(monkeypatch, tmp_path)
+    assert library.load() is None
+    assert "other sources" in library.status().reason
+
+
+def test_a_broken_library_is_not_loaded(monkeypatch, tmp_path):
+    (tmp_path / library.STAMP).write_text(library.digest())
+    (tmp_path / f"libcrossfill_{library.runnable_variants()[0]}.so").write_bytes(b"no library")
+    fresh(monkeypatch, tmp_path)
+    assert library.load() is None
+    assert "cannot be loaded" in library.status().reason
+
+
+def test_a_function_without_a_library_says_why():
+    function = library.Function("crossfill_paged_attention")
+    with library.replaced(None), pytest.raises(NativeLibraryError, match="replaced"):
+        function()
+
+
+def test_threads_are_torchs():
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert library.threads() == 3
+    finally:
+        torch.set_num_threads(before)
