@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-cpu
+KERNELS := kernels/crossfill_kernels/native
+BUILT := $(KERNELS)/_build/sources.blake2b
 CONFIG ?= deploy/demo.yaml
 
 # One OpenMP thread a process: several processes share the cores here.
@@ -21,18 +23,22 @@ help:
 $(READY): pyproject.toml deploy/setup.sh deploy/constraints-cpu.txt
 	@PYTHON=$(PYTHON) bash deploy/setup.sh $(VENV) $(READY)
 
-setup: $(READY)
+# Not worth stopping for: without a compiler slower code serves, and says so.
+$(BUILT): $(READY) $(KERNELS)/CMakeLists.txt $(wildcard kernels/crossfill_kernels/*/*.cpp kernels/crossfill_kernels/*/*.h)
+	-@$(BIN)/python -m crossfill_kernels.native.build
+
+setup: $(BUILT)
 	@$(BIN)/crossfill models prepare --demo >/dev/null
 
 # `up` makes the models that its file names.
-run: $(READY)
+run: $(BUILT)
 	@exec $(BIN)/crossfill up $(CONFIG)
 
-test: $(READY)
+test: $(BUILT)
 	$(BIN)/python -m pytest $(ARGS)
 
 # Everything that starts no real worker.
-test-quick: $(READY)
+test-quick: $(BUILT)
 	$(BIN)/python -m pytest -m "not real" $(ARGS)
 
 check: $(READY)
@@ -59,4 +65,4 @@ clean:
 	find . -name __pycache__ -not -path './$(VENV)/*' -type d -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV) var
+	rm -rf $(VENV) var $(KERNELS)/_build*

@@ -5,13 +5,16 @@ the worker's `/metrics`. Import this module only where SGLang has already set PR
 the model runner.
 """
 
+from collections import Counter as Counts
+from collections.abc import Mapping
+
 from prometheus_client import REGISTRY, CollectorRegistry, Counter
 
 
 class AttentionMetrics:
     """What the `crossfill` backend computed: the proof that it, and not another backend, served a request.
 
-    Both are counted once a forward pass, not once a layer.
+    Rows and passes are counted once a forward pass, not once a layer.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
@@ -27,3 +30,16 @@ class AttentionMetrics:
             ["phase"],
             registry=registry,
         )
+        self._kernel_calls = Counter(
+            "crossfill_kernel_calls_total",
+            "Calls of crossfill_kernels; the implementation `reference` means that the C++ library was not built",
+            ["op", "implementation"],
+            registry=registry,
+        )
+        self._counted: Counts[tuple[str, str]] = Counts()
+
+    def count_kernels(self, calls: Mapping[tuple[str, str], int]) -> None:
+        """Bring the count of kernel calls up to date; `calls` are those of the process so far."""
+        for (op, implementation), total in calls.items():
+            self._kernel_calls.labels(op, implementation).inc(total - self._counted[op, implementation])
+            self._counted[op, implementation] = total

@@ -49,6 +49,7 @@ def examine(file: Path | None, tell: Callable[[str], None]) -> bool:
             config = load_any(file)
     if file is None or isinstance(config, StackConfig):
         run(_sglang)
+        run(_kernels)
     if config is not None:
         for check in _of_machine(config):
             run(check)
@@ -68,6 +69,17 @@ def _sglang() -> str:
         os.environ["SGLANG_PLATFORM"] = platform.NAME
     compat.check()
     return f"SGLang {compat.SGLANG_VERSION} with every extension point that Crossfill uses"
+
+
+def _kernels() -> str:
+    if find_spec("torch") is None:
+        raise _CheckFailedError("torch is not installed, the CPU kernels cannot run here (run `make setup`)")
+    from crossfill_kernels.native import library
+
+    status = library.status()
+    if status.variant is None:
+        raise _CheckFailedError(f"CPU kernels: slower torch code serves in their place: {status.reason}")
+    return f"CPU kernels, built for {status.variant}"
 
 
 def _configuration(file: Path) -> str:

@@ -8,6 +8,8 @@ from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
+from crossfill_kernels import dispatch
+from crossfill_kernels.native import library
 from crossfill_kernels.paged_attention import Slots, as_slots, paged_attention
 from crossfill_kernels.rows import Rows, newest_rows
 from engines.errors import UnsupportedModelError
@@ -41,11 +43,13 @@ class CrossfillAttentionBackend(AttentionBackend):  # type: ignore[misc]  # SGLa
 
     def __init__(self, runner: Any, metrics: AttentionMetrics | None = None) -> None:
         super().__init__()
-        check_layers(runner.model)
+        self._last_layer = check_layers(runner.model)
         _check_pool(runner)
         self._req_to_token = runner.req_to_token_pool.req_to_token
         self._pool = runner.token_to_kv_pool
         self._metrics = metrics or AttentionMetrics()
+        # Opened here, a missing library is warned about at start and not in the first request.
+        library.load()
         self._plan: tuple[_Sequence, ...] = ()
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
@@ -103,6 +107,8 @@ class CrossfillAttentionBackend(AttentionBackend):  # type: ignore[misc]  # SGLa
         for s in self._plan:
             own = slice(s.start, s.stop)
             paged_attention(query[own], keys, values, s.slots, s.rows, scale=layer.scaling, out=out[own])
+        if layer.layer_id == self._last_layer:
+            self._metrics.count_kernels(dispatch.calls())
         return out.view(q.shape[0], -1)
 
     # A decode is an extend of one row a request: the plan already says so.
@@ -126,17 +132,25 @@ def _check_pool(runner: Any) -> None:
         )
 
 
-def check_layers(model: torch.nn.Module) -> None:
+def check_layers(model: torch.nn.Module) -> int:
     """Refuse a model whose attention is not plain causal self-attention.
+
+    Returns:
+        The number of the model's last attention layer, -1 if it has none.
 
     Raises:
         UnsupportedModelError: names the first layer at fault, what it asks for, and the way out.
     """
+    last = -1
     for name, layer in model.named_modules():
-        if isinstance(layer, RadixAttention) and (reason := _unsupported(layer)):
+        if not isinstance(layer, RadixAttention):
+            continue
+        if reason := _unsupported(layer):
             raise UnsupportedModelError(
                 f"layer {name} uses {reason}, which the crossfill attention backend does not compute; {_WAY_OUT}"
             )
+        last = max(last, layer.layer_id)
+    return last
 
 
 def _unsupported(layer: Any) -> str | None:

@@ -70,10 +70,13 @@ async def test_prompts_of_any_length_in_chunks_of_64(stack, reference, name, len
     url = stack.workers[name][0]
     passes = stack.counter(url, "crossfill_attention_passes_total", phase="extend")
     rows = stack.counter(url, "crossfill_attention_rows_total", phase="extend")
+    calls = stack.counter(url, "crossfill_kernel_calls_total", op="paged_attention", implementation="native")
     prompt = prompt_of(length, seed=length)
     async with aiohttp.ClientSession() as session:
         answer = await generate(session, url, prompt)
     assert_equals_reference(reference, name, prompt, answer)
+    now = stack.counter(url, "crossfill_kernel_calls_total", op="paged_attention", implementation="native")
+    assert now - calls > 0
     assert stack.counter(url, "crossfill_attention_passes_total", phase="extend") - passes == -(-length // 64)
     assert stack.counter(url, "crossfill_attention_rows_total", phase="extend") - rows == length
 

@@ -24,6 +24,7 @@ def build(folder: Path = BUILD_FOLDER, *, sanitize: bool = False) -> None:
     stamp = folder / STAMP
     wanted = digest()
     if stamp.exists() and stamp.read_text(encoding="ascii") == wanted:
+        stamp.touch()  # newer than the sources, for `make`
         return
     stamp.unlink(missing_ok=True)
     cmake = _program("cmake")

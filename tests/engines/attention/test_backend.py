@@ -6,7 +6,9 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
+from crossfill_kernels import dispatch
 from crossfill_kernels.paged_attention import paged_attention_reference
+from crossfill_kernels.rows import newest_rows
 from engines import torchvision_stub
 
 torchvision_stub.install()
@@ -79,6 +81,11 @@ def rows_counted(bench, phase):
     return bench.registry.get_sample_value("crossfill_attention_rows_total", {"phase": phase})
 
 
+def calls_counted(bench, implementation):
+    labels = {"op": "paged_attention", "implementation": implementation}
+    return bench.registry.get_sample_value("crossfill_kernel_calls_total", labels)
+
+
 @pytest.mark.parametrize(
     ("mode", "rows"), [(ForwardMode.EXTEND, [12, 1, 20]), (ForwardMode.DECODE, [1, 1, 1])], ids=["extend", "decode"]
 )
@@ -86,6 +93,7 @@ def test_each_request_attends_to_its_own_slots_only(bench, mode, rows):
     requests, lengths = [2, 0, 1], [12, 30, 25]
     forward = batch(bench, mode, requests, lengths, rows)
     total = sum(rows)
+    native = dispatch.calls().get(("paged_attention", "native"), 0)
     q, k, v = torch.randn(total, HEADS * DIM), torch.randn(total, KV_HEADS, DIM), torch.randn(total, KV_HEADS, DIM)
     bench.backend.init_forward_metadata(forward)
     out = bench.backend.forward(q, k, v, bench.layer, forward)
@@ -94,13 +102,15 @@ def test_each_request_attends_to_its_own_slots_only(bench, mode, rows):
     for request, length, new in zip(requests, lengths, rows, strict=True):
         where = bench.slots[request, :length].long()
         query = q[start : start + new].view(new, HEADS, DIM)
-        want = paged_attention_reference(query, bench.pool.keys, bench.pool.values, where, scale=0.3)
+        where_rows = newest_rows(new, length)
+        want = paged_attention_reference(query, bench.pool.keys, bench.pool.values, where, where_rows, scale=0.3)
         torch.testing.assert_close(out[start : start + new].view_as(want), want, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(bench.pool.keys[where[-new:]], k[start : start + new])
         start += new
     phase = "decode" if mode.is_decode() else "extend"
     assert rows_counted(bench, phase) == total
     assert rows_counted(bench, "extend" if phase == "decode" else "decode") is None
+    assert calls_counted(bench, "native") - native == len(requests)
 
 
 def test_padding_rows_stay_zero(bench):
