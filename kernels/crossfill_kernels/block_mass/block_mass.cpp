@@ -27,7 +27,7 @@ CROSSFILL_EXPORT void crossfill_block_mass(const crossfill::Tensor3* query, cons
                                           int32_t threads) {
   using namespace crossfill;
   const int32_t share = heads / cache->kv_heads;
-  each_task(rows->block_count, heads, threads, [&](Softmax& softmax, int64_t i, int32_t head) {
+  each_task(rows->block_count, heads, share, threads, [&](Softmax& softmax, int64_t i, int32_t head) {
     const Group group = rows_of_head(*rows, rows->starts[i], rows->starts[i + 1], head);
     softmax.start(*query, group, cache->dim, scale, mass != nullptr);
     attend_all(softmax, *cache, head / share, group, true);
@@ -44,7 +44,7 @@ CROSSFILL_EXPORT void crossfill_block_mass_sampled(const crossfill::Tensor3* que
   const int32_t share = heads / cache->kv_heads;
   const int64_t sample = (kBlock + stride - 1) / stride, per_group = std::max<int64_t>(1, kLanes / sample);
   const int64_t groups = (rows->block_count + per_group - 1) / per_group;
-  each_task(groups, heads, threads, [&](Softmax& softmax, int64_t g, int32_t head) {
+  each_task(groups, heads, share, threads, [&](Softmax& softmax, int64_t g, int32_t head) {
     const int64_t from = g * per_group, to = std::min(from + per_group, rows->block_count);
     Group group;
     int starts[kLanes + 1] = {0};

@@ -6,7 +6,7 @@ CROSSFILL_EXPORT void crossfill_guided_attention(const crossfill::Tensor3* query
                                                 float scale, const crossfill::Tensor3* out, int32_t threads) {
   using namespace crossfill;
   const int32_t share = heads / cache->kv_heads;
-  each_task(rows->block_count, heads, threads, [&](Softmax& softmax, int64_t i, int32_t head) {
+  each_task(rows->block_count, heads, share, threads, [&](Softmax& softmax, int64_t i, int32_t head) {
     const Group group = rows_of_head(*rows, rows->starts[i], rows->starts[i + 1], head);
     softmax.start(*query, group, cache->dim, scale, false);
     const int32_t* entry = index->offsets + head * rows->block_count + i;

@@ -38,28 +38,40 @@ struct Group {
   }
 };
 
-// A block's rows of the cache as floats: in place if they are floats, else converted into `buffer`.
+// A block's rows of the cache as floats: in place, or copied into `buffer` if they have to be converted, or if they stand so far
+// apart that all of them compete for the same few lines of the processor's first cache (1.1 times as fast then).
 class BlockReader {
  public:
   // Rows of positions first ... first + count - 1 of one KV head.
   const float* const* read(const Cache& cache, const Tensor3& side, int32_t kv_head, int64_t first, int count) {
-    if (side.dtype == kFloat32) {
-      const float* base = static_cast<const float*>(side.data) + kv_head * side.stride1;
+    const int64_t offset = kv_head * side.stride1;
+    if (side.dtype == kBfloat16) {
+      copy(static_cast<const uint16_t*>(side.data) + offset, cache, side.stride0, first, count);
+    } else if (side.stride0 * int64_t(sizeof(float)) % kCompeting == 0) {
+      copy(static_cast<const float*>(side.data) + offset, cache, side.stride0, first, count);
+    } else {
+      const float* base = static_cast<const float*>(side.data) + offset;
       for (int t = 0; t < count; ++t) rows_[t] = base + cache.row(first + t) * side.stride0;
-      return rows_;
-    }
-    buffer_.resize(size_t(kBlock) * cache.dim);
-    const uint16_t* base = static_cast<const uint16_t*>(side.data) + kv_head * side.stride1;
-    for (int t = 0; t < count; ++t) {
-      float* to = buffer_.data() + size_t(t) * cache.dim;
-      convert(base + cache.row(first + t) * side.stride0, to, cache.dim);
-      rows_[t] = to;
     }
     return rows_;
   }
 
  private:
-  static void convert(const uint16_t* from, float* to, int count) {
+  static constexpr int64_t kCompeting = 2048;
+
+  template <typename T>
+  void copy(const T* base, const Cache& cache, int64_t stride, int64_t first, int count) {
+    buffer_.resize(size_t(kBlock) * cache.dim);
+    for (int t = 0; t < count; ++t) {
+      float* to = buffer_.data() + size_t(t) * cache.dim;
+      to_floats(base + cache.row(first + t) * stride, to, cache.dim);
+      rows_[t] = to;
+    }
+  }
+
+  static void to_floats(const float* from, float* to, int count) { std::memcpy(to, from, size_t(count) * sizeof(float)); }
+
+  static void to_floats(const uint16_t* from, float* to, int count) {
     int i = 0;
     for (; i + kWidth <= count; i += kWidth) store(to + i, load_bf16(from + i));
     for (; i < count; ++i) to[i] = from_bf16(from[i]);

@@ -35,11 +35,12 @@ CROSSFILL_EXPORT void crossfill_paged_attention(const crossfill::Tensor3* query,
   }
   const bool few = rows->count * share <= kLanes;
   const int64_t groups = few ? 1 : (rows->count + kLanes - 1) / kLanes;
-  each_task(groups, few ? cache->kv_heads : heads, threads, [&](Softmax& softmax, int64_t i, int32_t head) {
+  const auto attend = [&](Softmax& softmax, int64_t i, int32_t head) {
     const Group group = few ? rows_of_kv_head(*rows, head, share)
                             : rows_of_head(*rows, i * kLanes, std::min((i + 1) * kLanes, rows->count), head);
     softmax.start(*query, group, cache->dim, scale, false);
     attend_all(softmax, *cache, few ? head : head / share, group);
     softmax.finish(*out, nullptr, heads);
-  });
+  };
+  each_task(groups, few ? cache->kv_heads : heads, few ? 1 : share, threads, attend);
 }
