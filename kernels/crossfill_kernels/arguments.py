@@ -2,6 +2,7 @@
 
 import torch
 
+from crossfill_kernels.blocks import BlockIndex
 from crossfill_kernels.errors import ArgumentError
 from crossfill_kernels.rows import Rows
 from crossfill_kernels.slots import Slots, length_of
@@ -69,6 +70,32 @@ def check_scale(scale: float) -> None:
     """`scale` is a finite number."""
     if not -float("inf") < scale < float("inf"):
         raise ArgumentError("scale", f"want a finite number, got {scale}")
+
+
+def check_index(index: BlockIndex, rows: Rows, query: torch.Tensor) -> None:
+    """`index` holds lists for the heads of `query` and the row blocks of `rows`."""
+    if index.heads != query.shape[1]:
+        raise ArgumentError("index", f"{index.heads} heads, query has {query.shape[1]}")
+    if index.blocks.device != query.device:
+        raise ArgumentError("index", f"on {index.blocks.device}, query on {query.device}")
+    if index.blocks.numel() != rows.block_count:
+        raise ArgumentError("index", f"{index.blocks.numel()} row blocks, rows fall into {rows.block_count}")
+    if query.device.type != "cpu":
+        return
+    if not torch.equal(index.blocks, rows.blocks):
+        raise ArgumentError("index", "its row blocks are not those of rows")
+    index.check_content()
+
+
+def check_weights(weights: torch.Tensor, senders: int, device: torch.device) -> None:
+    """`weights` is float32 [senders, H_R] on `device`, finite and nowhere negative; H_R is at least 1."""
+    if weights.dim() != 2 or weights.dtype != torch.float32 or weights.shape[0] != senders or weights.shape[1] == 0:
+        raise ArgumentError("weights", f"want float32 [{senders}, H_R], got {weights.dtype} {list(weights.shape)}")
+    if weights.device != device:
+        raise ArgumentError("weights", f"on {weights.device}, the map on {device}")
+    # A GPU would have to be waited for.
+    if device.type == "cpu" and not bool(((weights >= 0) & weights.isfinite()).all()):
+        raise ArgumentError("weights", "want finite weights that are not negative")
 
 
 def check_attention(

@@ -7,9 +7,8 @@ queries, keys and values.
 import torch
 
 from crossfill_kernels import dispatch
-from crossfill_kernels.arguments import check_attention
+from crossfill_kernels.arguments import check_attention, check_index
 from crossfill_kernels.blocks import BlockIndex
-from crossfill_kernels.errors import ArgumentError
 from crossfill_kernels.guided_attention.native import guided_attention_native
 from crossfill_kernels.guided_attention.reference import guided_attention_reference
 from crossfill_kernels.rows import Rows
@@ -57,18 +56,3 @@ def guided_attention(
         guided_attention_triton(query, key_cache, value_cache, slots, rows, index, scale=scale, out=out)
     else:
         out.copy_(guided_attention_reference(query, key_cache, value_cache, slots, rows, index, scale=scale))
-
-
-def check_index(index: BlockIndex, rows: Rows, query: torch.Tensor) -> None:
-    """`index` holds lists for the heads of `query` and the row blocks of `rows`."""
-    if index.heads != query.shape[1]:
-        raise ArgumentError("index", f"{index.heads} heads, query has {query.shape[1]}")
-    if index.blocks.device != query.device:
-        raise ArgumentError("index", f"on {index.blocks.device}, query on {query.device}")
-    if index.blocks.numel() != rows.block_count:
-        raise ArgumentError("index", f"{index.blocks.numel()} row blocks, rows fall into {rows.block_count}")
-    if query.device.type != "cpu":
-        return
-    if not torch.equal(index.blocks, rows.blocks):
-        raise ArgumentError("index", "its row blocks are not those of rows")
-    index.check_content()
