@@ -2,7 +2,7 @@
 
 import torch
 
-from crossfill_kernels.blocks import BlockIndex, index_of
+from crossfill_kernels.blocks import BlockIndex, BlockMass, index_of
 
 
 def striped_index(heads: int, blocks: int, density: float, *, shared: float = 1.0, seed: int = 0) -> BlockIndex:
@@ -30,6 +30,30 @@ def striped_index(heads: int, blocks: int, density: float, *, shared: float = 1.
     wanted = wanted.floor() + (torch.rand(heads, blocks, 1, generator=generator) < wanted % 1)
     rank = score.argsort(dim=-1, descending=True).argsort(dim=-1)
     return index_of(rank < wanted, torch.arange(blocks, dtype=torch.int32))
+
+
+def striped_mass(heads: int, blocks: int, *, shared: float = 1.0, seed: int = 0) -> BlockMass:
+    """Block masses with a sink, a diagonal that holds most, and stripes that heads partly share.
+
+    Args:
+        heads: number of heads.
+        blocks: row blocks, and column blocks.
+        shared: how much the heads agree on stripes.
+        seed: of the random choice.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    columns, rows = torch.arange(blocks), torch.arange(blocks)[:, None]
+    stripes = shared * torch.randn(1, 1, blocks, generator=generator) + torch.randn(
+        heads, 1, blocks, generator=generator
+    )
+    score = (
+        1.5 * stripes
+        + torch.randn(heads, blocks, blocks, generator=generator)
+        - 0.1 * (rows - columns).clamp(min=0).sqrt()
+    )
+    score = score + 6.0 * (columns == 0) + 5.0 * (columns == rows)
+    share = score.masked_fill(columns > rows, float("-inf")).softmax(dim=-1)
+    return BlockMass(64 * share, torch.arange(blocks, dtype=torch.int32), torch.full((blocks,), 64.0))
 
 
 def union_density(index: BlockIndex) -> float:
