@@ -54,6 +54,10 @@ format: $(READY)
 
 bench: setup
 	$(BIN)/python kernels/benchmarks/paged_attention.py
+	$(BIN)/python kernels/benchmarks/select_blocks.py
+	$(BIN)/python kernels/benchmarks/mix_mass.py
+	$(BIN)/python kernels/benchmarks/pack_map.py
+	$(BIN)/python kernels/benchmarks/map_attention.py
 	@mkdir -p var/bench
 	$(BIN)/crossfill calibrate router --data tests/data/router_scores_gsm8k_200.jsonl --score small=small_correct \
 	  --score large=large_correct --output var/bench/scorer.json
