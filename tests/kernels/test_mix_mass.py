@@ -38,9 +38,11 @@ def random_masses(blocks, heads=3, seed=0, power=8):
     generator = torch.Generator().manual_seed(seed)
     numbers = torch.tensor(blocks, dtype=torch.int32)
     columns = max(blocks, default=-1) + 1
-    mass = torch.rand(heads, len(blocks), columns, generator=generator) ** power
+    # In float64 and never 0: a list of which every mass underflows has no shares.
+    mass = torch.rand(heads, len(blocks), columns, generator=generator).double().clamp(min=1e-4) ** power
     mass = mass.masked_fill(torch.arange(columns) > numbers[:, None], 0.0)
-    return BlockMass(mass / mass.sum(dim=2, keepdim=True) * 64, numbers, torch.full((len(blocks),), 64.0))
+    mass = (mass / mass.sum(dim=2, keepdim=True) * 64).float()
+    return BlockMass(mass, numbers, torch.full((len(blocks),), 64.0))
 
 
 def random_weights(senders, receivers, seed=0):
