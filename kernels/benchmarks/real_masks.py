@@ -30,7 +30,9 @@ class Captured:
 
 def masks_of(folder: Path, length: int) -> list[Captured]:
     """What each layer of the model in `folder` attends to within the first `length` tokens of the text."""
-    from transformers import AttentionInterface, AutoModelForCausalLM, AutoTokenizer
+    from engines.models.loading import import_transformers
+
+    transformers = import_transformers("real masks")
 
     captured: list[Captured] = []
 
@@ -43,12 +45,14 @@ def masks_of(folder: Path, length: int) -> list[Captured]:
         captured.append(Captured(q, k, v, mass))
         return out[None], None
 
-    AttentionInterface.register("captured", attend)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    transformers.AttentionInterface.register("captured", attend)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     topics = pydoc_data.topics.topics
     text = "\n\n".join(topics[name] for name in sorted(topics))
     tokens = tokenizer(text[: length * 8])["input_ids"][:length]
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="captured")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="captured"
+    )
     with torch.inference_mode():
         model.model(torch.tensor([tokens]), use_cache=False)
     return captured

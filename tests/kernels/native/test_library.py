@@ -1,4 +1,6 @@
 import logging
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -54,3 +56,23 @@ def test_threads_are_torchs():
         assert library.threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+COUNTS_THREADS = """
+import os, torch
+from crossfill_kernels.paged_attention import paged_attention
+from crossfill_kernels.rows import newest_rows
+torch.set_num_threads(3)
+torch.randn(4096, 512).softmax(dim=-1)
+started = len(os.listdir("/proc/self/task"))
+q, kv = torch.randn(512, 4, 64), torch.randn(512, 2, 64)
+paged_attention(q, kv, kv, slice(0, 512), newest_rows(512, 512), scale=0.1, out=torch.empty_like(q))
+print(started, len(os.listdir("/proc/self/task")))
+"""
+
+
+def test_the_library_runs_on_torchs_own_threads():
+    ran = subprocess.run([sys.executable, "-c", COUNTS_THREADS], capture_output=True, text=True, check=True)
+    started, after = map(int, ran.stdout.split())
+    assert started >= 3
+    assert after == started
