@@ -1,4 +1,4 @@
-"""The ops of guided prefill in a row: a sender's masses, published small, mixed, chosen from, attended to by a receiver."""
+"""The ops of guided prefill in a row: a sender's masses, published, mixed, chosen from, attended to by a receiver."""
 
 import pytest
 import torch
