@@ -2,8 +2,6 @@
 
 import statistics
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -13,6 +11,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 from masks import striped_mass
+from paired import paired_seconds, setting
 
 from crossfill_kernels import dispatch
 from crossfill_kernels.mix_mass import mix_mass, mix_mass_reference, quantise_mass, quantise_mass_reference
@@ -25,7 +24,7 @@ CASES = ((9, 9, 1024), (9, 9, 4096), (16, 16, 20_480))
 def main() -> None:
     """Print a table of medians; a result that is wrong is not timed."""
     torch.set_num_threads(1)
-    table = Table(title=f"CPU, one thread; masses of a layer; median of {ROUNDS} paired rounds")
+    table = Table(title=f"mix_mass: masses of a layer; {setting()}; median of {ROUNDS} paired rounds")
     names = ("heads", "tokens", "size", "of float16", "quantise", "in torch", "mix", "in torch")
     for column in names:
         table.add_column(column, justify="right")
@@ -45,21 +44,17 @@ def _row(senders: int, receivers: int, length: int) -> list[str]:
     # A column and a code are a record; a column fits into 16 bits where it is sent.
     size = quantised.codes.numel() * 3 + quantised.offsets.numel() * 4
     causal = senders * blocks * (blocks + 1)  # bytes of the causal half in float16
-    functions = (
-        lambda: quantise_mass(mass),
-        lambda: quantise_mass_reference(mass),
-        lambda: mix_mass(quantised, weights, blocks),
-        lambda: torch.einsum("kh,krc->hrc", weights, mass.mass),
+    taken = paired_seconds(
+        {
+            "quantise": lambda: quantise_mass(mass),
+            "quantise in torch": lambda: quantise_mass_reference(mass),
+            "mix": lambda: mix_mass(quantised, weights, blocks),
+            "mix in torch": lambda: torch.einsum("kh,krc->hrc", weights, mass.mass),
+        },
+        ROUNDS,
     )
-    rounds = [[_seconds(function) for function in functions] for _ in range(ROUNDS)]
-    times = [f"{statistics.median(parts[i] for parts in rounds) * 1e3:.2f} ms" for i in range(len(functions))]
+    times = [f"{statistics.median(seconds) * 1e3:.2f} ms" for seconds in taken.values()]
     return [f"{size / 1e3:.0f} kB", f"{size / causal:.2f}", *times]
-
-
-def _seconds(function: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    function()
-    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
 import statistics
 import sys
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,6 +12,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
 from masks import striped_index
+from paired import median_ratio, paired_seconds, setting
 
 from crossfill_kernels import dispatch
 from crossfill_kernels.blocks import BlockIndex, MapStorage
@@ -28,26 +28,26 @@ CASES = ((2048, 0.20), (4096, 0.10), (4096, 0.20))
 def main() -> None:
     """Print a table of medians; a result that is wrong is not timed."""
     torch.set_num_threads(1)
-    table = Table(title=f"CPU, one thread, {HEADS}/{KV_HEADS} heads, d {DIM}; median of {ROUNDS} paired rounds")
+    table = Table(title=f"pack_map: {HEADS}/{KV_HEADS} heads, d {DIM}; {setting()}; median of {ROUNDS} paired rounds")
     for column in ("tokens", "density", "blocks", "stored", "pack_map", "torch's products", "pack_map / products"):
         table.add_column(column, justify="right")
     cases = [(*case, dtype) for case in CASES for dtype in STORAGES]
     for length, density, dtype in track(cases, description="pack_map"):
         index = striped_index(HEADS, length // 64, density)
-        ours_s, products_s = _measure(length, index, dtype)
+        taken = _measure(length, index, dtype)
         table.add_row(
             str(length),
             f"{density:.2f}",
             str(index.columns.numel()),
             str(dtype).removeprefix("torch."),
-            f"{ours_s * 1e3:.1f} ms",
-            f"{products_s * 1e3:.1f} ms",
-            f"{ours_s / products_s:.2f}",
+            *(f"{statistics.median(seconds) * 1e3:.1f} ms" for seconds in taken.values()),
+            f"{median_ratio(taken['ours'], taken['products']):.2f}",
         )
     Console().print(table)
 
 
-def _measure(length: int, index: BlockIndex, dtype: torch.dtype) -> tuple[float, float]:
+def _measure(length: int, index: BlockIndex, dtype: torch.dtype) -> dict[str, list[float]]:
+    """Seconds of `ours` and of torch's `products`, round by round."""
     torch.manual_seed(0)
     kept, rows = index.columns.numel(), rows_at(range(length))
     query, keys = torch.randn(length, HEADS, DIM), torch.randn(length, KV_HEADS, DIM)
@@ -65,8 +65,8 @@ def _measure(length: int, index: BlockIndex, dtype: torch.dtype) -> tuple[float,
 
     ours()
     _check_sums(storage, length)
-    pairs = [(_seconds(ours), _seconds(lambda: torch.bmm(queries, transposed, out=scores))) for _ in range(ROUNDS)]
-    return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
+    products = partial(torch.bmm, queries, transposed, out=scores)
+    return paired_seconds({"ours": ours, "products": products}, ROUNDS)
 
 
 def _check_sums(storage: MapStorage, length: int) -> None:
@@ -74,12 +74,6 @@ def _check_sums(storage: MapStorage, length: int) -> None:
     tiles = storage.blocks.float()
     tiles = tiles if storage.scales is None else tiles * storage.scales[..., None]
     torch.testing.assert_close(tiles.double().sum(), torch.tensor(float(HEADS * length)).double(), atol=0, rtol=5e-3)
-
-
-def _seconds(function: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    function()
-    return time.perf_counter() - started
 
 
 if __name__ == "__main__":

@@ -272,6 +272,7 @@ def with_map(**fields):
         (lambda a: {"weights": a["weights"].double()}, "weights"),
         (lambda a: {"weights": a["weights"] - 1}, "weights"),
         (lambda a: {"weights": a["weights"] * float("inf")}, "weights"),
+        (lambda a: {"weights": a["weights"].index_fill(0, torch.tensor([1]), float("nan"))}, "weights"),
         (lambda a: {"weights": a["weights"][:, :5]}, "weights"),
         (lambda a: {"out": a["out"][:5]}, "out"),
         (lambda a: {"out": a["out"].bfloat16()}, "out"),

@@ -1,5 +1,6 @@
 """Block masses as bytes: a code c stands for the fraction 2^((c - 255) / 16) of a row's mass."""
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -60,15 +61,19 @@ class QuantisedMass:
         if bool((self.offsets.diff() < 0).any()):
             raise ArgumentError("offsets", "want them to rise")
         for tensor in (self.columns, self.blocks):
-            if tensor.numel() and not 0 <= int(tensor.min()) <= int(tensor.max()) < columns:
-                raise ArgumentError("columns", f"{columns} column blocks do not hold block {int(tensor.max())}")
+            if tensor.numel():
+                least, greatest = (int(bound) for bound in tensor.aminmax())
+                if least < 0 or greatest >= columns:
+                    raise ArgumentError("columns", f"blocks {least} … {greatest} for {columns} column blocks")
 
 
+@functools.cache
 def fractions(device: torch.device | str = "cpu") -> torch.Tensor:
-    """float32 [256]: what each code stands for."""
+    """float32 [256]: what each code stands for; made once, not to be written to."""
     return torch.exp2((torch.arange(256, dtype=torch.float64) - 255) / STEPS).float().to(device)
 
 
+@functools.cache
 def thresholds(device: torch.device | str = "cpu") -> torch.Tensor:
     """float32 [256]: the least fraction that gets each code, half a step (in log) below what the code stands for.
 

@@ -63,22 +63,23 @@ void mix_row(const Lists& lists, const float* fractions, const float* weights, i
 }  // namespace
 }  // namespace crossfill
 
-// mass [heads, row blocks, width]; `places` as in crossfill_select_blocks, for `columns` and `codes`.
+// mass [heads, row blocks, width]; `columns` and `codes` have room for `width` in each list, and stand close together
+// afterwards, as `offsets` says.
 CROSSFILL_EXPORT int crossfill_quantise_mass(const float* mass, const int32_t* blocks, const float* totals,
                                              const float* thresholds, int64_t heads, int64_t row_blocks,
-                                             int64_t width, double keep, const int64_t* places, int32_t* offsets,
-                                             int32_t* columns, uint8_t* codes, int32_t threads) {
+                                             int64_t width, double keep, int32_t* offsets, int32_t* columns,
+                                             uint8_t* codes, int32_t threads) {
   using namespace crossfill;
   const int64_t lists = heads * row_blocks;
 #pragma omp parallel for schedule(dynamic, 16) num_threads(threads)
   for (int64_t l = 0; l < lists; ++l) {
     const int64_t i = l % row_blocks;
     const float* row = mass + l * width;
-    int32_t* where = columns + places[l];
+    int32_t* where = columns + l * width;
     const int32_t kept = keep_greatest(row, blocks[i], keep * double(totals[i]), where);
-    offsets[l + 1] = encode(row, totals[i], thresholds, kept, where, codes + places[l]);
+    offsets[l + 1] = encode(row, totals[i], thresholds, kept, where, codes + l * width);
   }
-  close_gaps(lists, places, offsets, columns, codes);
+  close_gaps(lists, width, offsets, columns, codes);
   return 0;
 }
 

@@ -7,11 +7,10 @@ import torch
 from crossfill_kernels.blocks import BlockMass
 from crossfill_kernels.mix_mass.codes import QuantisedMass, fractions, thresholds
 from crossfill_kernels.native import library
-from crossfill_kernels.select_blocks.native import room_for_lists
 
 _POINTER, _COUNT, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _quantise = library.Function(
-    "crossfill_quantise_mass", *(_POINTER,) * 4, *(_COUNT,) * 3, ctypes.c_double, *(_POINTER,) * 4, _INT
+    "crossfill_quantise_mass", *(_POINTER,) * 4, *(_COUNT,) * 3, ctypes.c_double, *(_POINTER,) * 3, _INT
 )
 _mix = library.Function("crossfill_mix_mass", *(_POINTER,) * 5, *(_COUNT,) * 4, _POINTER, _INT)
 
@@ -19,8 +18,9 @@ _mix = library.Function("crossfill_mix_mass", *(_POINTER,) * 5, *(_COUNT,) * 4, 
 def quantise_mass_native(mass: BlockMass, *, keep: float) -> QuantisedMass:
     """As `quantise_mass`, whose check has passed."""
     heads, row_blocks, width = mass.mass.shape
-    places, room = room_for_lists(mass, width)
     offsets = torch.zeros(heads * row_blocks + 1, dtype=torch.int32)
+    # Room for whole lists; memory that is not touched costs nothing.
+    room = heads * row_blocks * width
     columns, codes = torch.empty(room, dtype=torch.int32), torch.empty(room, dtype=torch.uint8)
     masses, totals, bounds = mass.mass.contiguous(), mass.totals.contiguous(), thresholds()
     _quantise(
@@ -32,7 +32,6 @@ def quantise_mass_native(mass: BlockMass, *, keep: float) -> QuantisedMass:
         row_blocks,
         width,
         keep,
-        places.data_ptr(),
         offsets.data_ptr(),
         columns.data_ptr(),
         codes.data_ptr(),

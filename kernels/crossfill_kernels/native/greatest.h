@@ -35,13 +35,13 @@ class Greatest {
   std::vector<uint64_t> keys_;
 };
 
-// Moves lists that stand at `places` close together; offsets[l + 1] holds the length of list l and becomes its end.
+// Moves lists that stand `room` apart close together; offsets[l + 1] holds the length of list l and becomes its end.
 template <typename... Columns>
-inline void close_gaps(int64_t lists, const int64_t* places, int32_t* offsets, Columns*... columns) {
+inline void close_gaps(int64_t lists, int64_t room, int32_t* offsets, Columns*... columns) {
   offsets[0] = 0;
   for (int64_t l = 0; l < lists; ++l) {
     const int32_t length = offsets[l + 1];
-    ((std::memmove(columns + offsets[l], columns + places[l], length * sizeof(*columns))), ...);
+    ((std::memmove(columns + offsets[l], columns + l * room, length * sizeof(*columns))), ...);
     offsets[l + 1] = offsets[l] + length;
   }
 }

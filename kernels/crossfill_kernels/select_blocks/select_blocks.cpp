@@ -49,20 +49,19 @@ int32_t select(const float* mass, int32_t diagonal, Goal goal, int32_t* columns)
 }  // namespace
 }  // namespace crossfill
 
-// mass [heads, row blocks, width]; `places` [heads · row blocks] says where in `columns` there is room for each list. Afterwards
-// the lists stand close together, as `offsets` says.
+// mass [heads, row blocks, width]; `columns` has room for min(width, cap) in each list. Afterwards the lists stand close together,
+// as `offsets` says.
 CROSSFILL_EXPORT int crossfill_select_blocks(const float* mass, const int32_t* blocks, const float* totals,
                                              int64_t heads, int64_t row_blocks, int64_t width, double top_p,
-                                             int32_t cap, const int64_t* places, int32_t* offsets, int32_t* columns,
-                                             int32_t threads) {
+                                             int32_t cap, int32_t* offsets, int32_t* columns, int32_t threads) {
   using namespace crossfill;
-  const int64_t lists = heads * row_blocks;
+  const int64_t lists = heads * row_blocks, room = std::min<int64_t>(width, cap);
 #pragma omp parallel for schedule(dynamic, 16) num_threads(threads)
   for (int64_t l = 0; l < lists; ++l) {
     const int64_t i = l % row_blocks;
     const Goal goal{top_p * double(totals[i]), cap, top_p == 1.0};
-    offsets[l + 1] = select(mass + l * width, blocks[i], goal, columns + places[l]);
+    offsets[l + 1] = select(mass + l * width, blocks[i], goal, columns + l * room);
   }
-  close_gaps(lists, places, offsets, columns);
+  close_gaps(lists, room, offsets, columns);
   return 0;
 }
