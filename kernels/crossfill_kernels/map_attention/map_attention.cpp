@@ -112,7 +112,7 @@ ConstMatrix values_of(const Task& task, int column_block) {
   float* copy = task.scratch.values.at_least(int64_t(kBlock) * width);
   for (int key = 0; key < keys; ++key) {
     float* to = copy + int64_t(key) * width;
-    read_floats(row_of(values, call.cache.row(position + key), task.kv_head), values.dtype, call.cache.dim, 1.0f, to);
+    read_floats(row_of(values, call.cache.row(position + key), task.kv_head), values.dtype, call.cache.dim, to);
     std::fill(to + call.cache.dim, to + width, 0.0f);
   }
   return {copy, width};
@@ -302,7 +302,7 @@ std::vector<int> by_work(const Call& call) {
 }  // namespace
 }  // namespace crossfill
 
-CROSSFILL_EXPORT int crossfill_map_attention(const crossfill::Packed* packed, const int64_t* packed_rows,
+CROSSFILL_EXPORT void crossfill_map_attention(const crossfill::Packed* packed, const int64_t* packed_rows,
                                              const float* weights, const crossfill::Cache* cache,
                                              const crossfill::Rows* rows, const crossfill::Tensor3* out,
                                              int32_t receivers, int32_t form, int32_t threads) {
@@ -312,5 +312,4 @@ CROSSFILL_EXPORT int crossfill_map_attention(const crossfill::Packed* packed, co
   const int64_t tasks = int64_t(order.size()) * cache->kv_heads;
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
   for (int64_t i = 0; i < tasks; ++i) run_task(call, order[i / cache->kv_heads], int(i % cache->kv_heads));
-  return 0;
 }

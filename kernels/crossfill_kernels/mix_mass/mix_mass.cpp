@@ -65,7 +65,7 @@ void mix_row(const Lists& lists, const float* fractions, const float* weights, i
 
 // mass [heads, row blocks, width]; `columns` and `codes` have room for `width` in each list, and stand close together
 // afterwards, as `offsets` says.
-CROSSFILL_EXPORT int crossfill_quantise_mass(const float* mass, const int32_t* blocks, const float* totals,
+CROSSFILL_EXPORT void crossfill_quantise_mass(const float* mass, const int32_t* blocks, const float* totals,
                                              const float* thresholds, int64_t heads, int64_t row_blocks,
                                              int64_t width, double keep, int32_t* offsets, int32_t* columns,
                                              uint8_t* codes, int32_t threads) {
@@ -80,11 +80,10 @@ CROSSFILL_EXPORT int crossfill_quantise_mass(const float* mass, const int32_t* b
     offsets[l + 1] = encode(row, totals[i], thresholds, kept, where, codes + l * width);
   }
   close_gaps(lists, width, offsets, columns, codes);
-  return 0;
 }
 
 // weights [heads, receivers]; mixed [receivers, row blocks, width].
-CROSSFILL_EXPORT int crossfill_mix_mass(const int32_t* offsets, const int32_t* columns, const uint8_t* codes,
+CROSSFILL_EXPORT void crossfill_mix_mass(const int32_t* offsets, const int32_t* columns, const uint8_t* codes,
                                         const float* fractions, const float* weights, int64_t heads,
                                         int64_t receivers, int64_t row_blocks, int64_t width, float* mixed,
                                         int32_t threads) {
@@ -94,5 +93,4 @@ CROSSFILL_EXPORT int crossfill_mix_mass(const int32_t* offsets, const int32_t* c
   for (int64_t l = 0; l < receivers * row_blocks; ++l)
     mix_row(lists, fractions, weights, heads, receivers, row_blocks, l % row_blocks, l / row_blocks, width,
             mixed + l * width);
-  return 0;
 }

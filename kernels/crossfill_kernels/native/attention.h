@@ -10,14 +10,13 @@
 
 #include "native/abi.h"
 #include "native/simd.h"
+#include "native/stored.h"
+#include "native/tiles.h"
 
 namespace crossfill {
 
 constexpr int kLanes = 64;
-// 6 keys (or dimensions) by 4 vectors of lanes fill the 32 registers of AVX-512; 6 by 2 the 16 of AVX2.
-constexpr int kTile = 6;
-constexpr int kVectors = kWidth == 16 ? 4 : 2;
-constexpr float kLog2e = 1.44269504088896341f, kLn2 = 0.693147180559945309f;
+constexpr float kLn2 = 0.693147180559945309f;
 
 struct Lane {
   int64_t row;
@@ -44,14 +43,16 @@ class BlockReader {
  public:
   // Rows of positions first ... first + count - 1 of one KV head.
   const float* const* read(const Cache& cache, const Tensor3& side, int32_t kv_head, int64_t first, int count) {
-    const int64_t offset = kv_head * side.stride1;
-    if (side.dtype == kBfloat16) {
-      copy(static_cast<const uint16_t*>(side.data) + offset, cache, side.stride0, first, count);
-    } else if (side.stride0 * int64_t(sizeof(float)) % kCompeting == 0) {
-      copy(static_cast<const float*>(side.data) + offset, cache, side.stride0, first, count);
-    } else {
-      const float* base = static_cast<const float*>(side.data) + offset;
-      for (int t = 0; t < count; ++t) rows_[t] = base + cache.row(first + t) * side.stride0;
+    const bool competing = side.stride0 * int64_t(sizeof(float)) % kCompeting == 0;
+    if (side.dtype == kFloat32 && !competing) {
+      for (int t = 0; t < count; ++t)
+        rows_[t] = reinterpret_cast<const float*>(row_of(side, cache.row(first + t), kv_head));
+      return rows_;
+    }
+    float* to = buffer_.at_least(int64_t(kBlock) * cache.dim);
+    for (int t = 0; t < count; ++t, to += cache.dim) {
+      read_floats(row_of(side, cache.row(first + t), kv_head), side.dtype, cache.dim, to);
+      rows_[t] = to;
     }
     return rows_;
   }
@@ -59,26 +60,8 @@ class BlockReader {
  private:
   static constexpr int64_t kCompeting = 2048;
 
-  template <typename T>
-  void copy(const T* base, const Cache& cache, int64_t stride, int64_t first, int count) {
-    buffer_.resize(size_t(kBlock) * cache.dim);
-    for (int t = 0; t < count; ++t) {
-      float* to = buffer_.data() + size_t(t) * cache.dim;
-      to_floats(base + cache.row(first + t) * stride, to, cache.dim);
-      rows_[t] = to;
-    }
-  }
-
-  static void to_floats(const float* from, float* to, int count) { std::memcpy(to, from, size_t(count) * sizeof(float)); }
-
-  static void to_floats(const uint16_t* from, float* to, int count) {
-    int i = 0;
-    for (; i + kWidth <= count; i += kWidth) store(to + i, load_bf16(from + i));
-    for (; i < count; ++i) to[i] = from_bf16(from[i]);
-  }
-
   const float* rows_[kBlock];
-  std::vector<float> buffer_;
+  Buffer buffer_;
 };
 
 // acc[r][v] += broadcast(column r of `scalars`) * vectors, over `count` steps: the inner loop of both products.
@@ -128,12 +111,12 @@ class Softmax {
     if (group_->least < first + keys - 1) {
       set_limits(first);
       // Narrow groups of lanes leave more of the hidden half of a diagonal block out.
-      each_chunk<(kVectors > 2 ? 2 : kVectors)>([&](auto vectors, int lane) {
+      each_chunk<(kVectorTile > 2 ? 2 : kVectorTile)>([&](auto vectors, int lane) {
         const int seen = seen_keys(lane, decltype(vectors)::value * kWidth, first, keys);
         attend<decltype(vectors)::value>(k, v, lane, seen, true);
       });
     } else {
-      each_chunk<kVectors>([&](auto vectors, int lane) {
+      each_chunk<kVectorTile>([&](auto vectors, int lane) {
         attend<decltype(vectors)::value>(k, v, lane, keys, false);
       });
     }
@@ -141,19 +124,13 @@ class Softmax {
 
   // Writes outputs [n, H, d], and the natural log-sum-exp [n, H] if wanted. A row that saw nothing gives zeros.
   void finish(const Tensor3& out, float* lse, int64_t heads) {
-    float inverse[kLanes];
-    for (int lane = 0; lane < group_->count; ++lane) inverse[lane] = sum_[lane] > 0 ? 1.0f / sum_[lane] : (sum_[lane] == 0 ? 0.0f : sum_[lane]);
-    float block[4][4];
     for (int lane = 0; lane < group_->count; lane += 4) {
       const int lanes = std::min(4, group_->count - lane);
       int x = 0;
-      for (; x + 4 <= dim_; x += 4) {
-        transpose4(out_.data() + size_t(x) * kLanes + lane, kLanes, &block[0][0], 4);
-        for (int r = 0; r < lanes; ++r) write_floats(out, group_->lanes[lane + r], x, block[r], 4, inverse[lane + r]);
-      }
+      for (; x + 4 <= dim_; x += 4) transpose4(&out_[size_t(x) * kLanes + lane], kLanes, &row_[x], dim_);
       for (; x < dim_; ++x)
-        for (int r = 0; r < lanes; ++r)
-          write_floats(out, group_->lanes[lane + r], x, out_.data() + size_t(x) * kLanes + lane + r, 1, inverse[lane + r]);
+        for (int r = 0; r < lanes; ++r) row_[size_t(r) * dim_ + x] = out_[size_t(x) * kLanes + lane + r];
+      for (int r = 0; r < lanes; ++r) write_row(out, lane + r, &row_[size_t(r) * dim_]);
     }
     if (lse == nullptr) return;
     for (int lane = 0; lane < group_->count; ++lane) {
@@ -198,37 +175,28 @@ class Softmax {
     }
   }
 
+  void write_row(const Tensor3& out, int lane, float* row) const {
+    // A NaN is passed on.
+    const float factor = sum_[lane] == 0 ? 0.0f : 1.0f / sum_[lane];
+    for (int x = 0; x < dim_; ++x) row[x] *= factor;
+    const Lane& to = group_->lanes[lane];
+    write_floats(row, dim_, out.dtype, row_of(out, to.row, to.head));
+  }
+
   void load_query(const Tensor3& query, float factor) {
     std::vector<float>& q = query_;
     row_.resize(size_t(4) * dim_);
     for (int lane = 0; lane < padded_; lane += 4) {
-      for (int r = 0; r < 4; ++r) read_floats(query, group_->lanes[std::min(lane + r, group_->count - 1)], &row_[size_t(r) * dim_], factor);
+      for (int r = 0; r < 4; ++r) {
+        const Lane& from = group_->lanes[std::min(lane + r, group_->count - 1)];
+        float* to = &row_[size_t(r) * dim_];
+        read_floats(row_of(query, from.row, from.head), query.dtype, dim_, to);
+        for (int x = 0; x < dim_; ++x) to[x] *= factor;
+      }
       int x = 0;
       for (; x + 4 <= dim_; x += 4) transpose4(&row_[x], dim_, &q[size_t(x) * kLanes + lane], kLanes);
       for (; x < dim_; ++x)
         for (int r = 0; r < 4; ++r) q[size_t(x) * kLanes + lane + r] = row_[size_t(r) * dim_ + x];
-    }
-  }
-
-  void read_floats(const Tensor3& from, const Lane& lane, float* to, float factor) const {
-    const int64_t offset = lane.row * from.stride0 + lane.head * from.stride1;
-    if (from.dtype == kFloat32) {
-      const float* p = static_cast<const float*>(from.data) + offset;
-      for (int x = 0; x < dim_; ++x) to[x] = p[x] * factor;
-    } else {
-      const uint16_t* p = static_cast<const uint16_t*>(from.data) + offset;
-      for (int x = 0; x < dim_; ++x) to[x] = from_bf16(p[x]) * factor;
-    }
-  }
-
-  static void write_floats(const Tensor3& out, const Lane& lane, int x, const float* from, int count, float factor) {
-    const int64_t offset = lane.row * out.stride0 + lane.head * out.stride1 + x;
-    if (out.dtype == kFloat32) {
-      float* p = static_cast<float*>(out.data) + offset;
-      for (int i = 0; i < count; ++i) p[i] = from[i] * factor;
-    } else {
-      uint16_t* p = static_cast<uint16_t*>(out.data) + offset;
-      for (int i = 0; i < count; ++i) p[i] = to_bf16(from[i] * factor);
     }
   }
 
@@ -257,7 +225,7 @@ class Softmax {
   template <int V>
   void score(const float* const* k, int lane, int keys) {
     int key = 0;
-    for (; key + kTile <= keys; key += kTile) score_tile<kTile, V>(k + key, lane, key);
+    for (; key + kRowTile <= keys; key += kRowTile) score_tile<kRowTile, V>(k + key, lane, key);
     for (; key + 2 <= keys; key += 2) score_tile<2, V>(k + key, lane, key);
     if (key < keys) score_tile<1, V>(k + key, lane, key);
   }
@@ -318,7 +286,7 @@ class Softmax {
   template <int V>
   void add_values(const float* const* v, int lane, int keys) {
     int x = 0;
-    for (; x + kTile <= dim_; x += kTile) value_tile<kTile, V>(v, lane, keys, x);
+    for (; x + kRowTile <= dim_; x += kRowTile) value_tile<kRowTile, V>(v, lane, keys, x);
     for (; x + 2 <= dim_; x += 2) value_tile<2, V>(v, lane, keys, x);
     if (x < dim_) value_tile<1, V>(v, lane, keys, x);
   }

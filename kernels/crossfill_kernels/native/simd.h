@@ -12,6 +12,7 @@
 
 namespace crossfill {
 
+constexpr float kLog2e = 1.44269504088896341f;
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 #if defined(__AVX512F__)

@@ -12,14 +12,15 @@ inline Vec load_stored(const float* p) { return load(p); }
 inline Vec load_stored(const uint16_t* p) { return load_bf16(p); }
 inline Vec load_stored(const uint8_t* p) { return load_u8(p); }
 
-// Copy `count` floats or bfloat16 numbers to floats, times `factor`.
-inline void read_floats(const void* from, int32_t dtype, int count, float factor, float* to) {
+// Copy `count` floats or bfloat16 numbers to floats.
+inline void read_floats(const void* from, int32_t dtype, int count, float* to) {
   if (dtype == kBfloat16) {
     const auto* p = static_cast<const uint16_t*>(from);
-    for (int i = 0; i < count; ++i) to[i] = factor * from_bf16(p[i]);
+    int i = 0;
+    for (; i + kWidth <= count; i += kWidth) store(to + i, load_bf16(p + i));
+    for (; i < count; ++i) to[i] = from_bf16(p[i]);
   } else {
-    const auto* p = static_cast<const float*>(from);
-    for (int i = 0; i < count; ++i) to[i] = factor * p[i];
+    std::memcpy(to, from, count * sizeof(float));
   }
 }
 

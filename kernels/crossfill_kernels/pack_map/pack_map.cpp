@@ -14,8 +14,6 @@
 namespace crossfill {
 namespace {
 
-constexpr float kLog2E = 1.4426950408889634f;
-
 struct Call {
   Tensor3 query;
   Cache cache;
@@ -66,7 +64,7 @@ class TransposedKeys {
     if (count < kBlock) std::fill(to, to + int64_t(dim_) * kBlock, 0.0f);
     for (int k = 0; k < count; ++k) {
       const Tensor3& keys = call.cache.keys;
-      read_floats(row_of(keys, call.cache.row(first + k), kv_head), keys.dtype, dim_, 1.0f, key);
+      read_floats(row_of(keys, call.cache.row(first + k), kv_head), keys.dtype, dim_, key);
       for (int i = 0; i < dim_; ++i) to[int64_t(i) * kBlock + k] = key[i];
     }
   }
@@ -104,7 +102,9 @@ ConstMatrix scaled_query(const Task& task) {
   float* to = task.scratch.query.at_least(int64_t(kBlock) * dim);
   for (int r = 0; r < task.rows; ++r) {
     const int64_t n = call.rows.starts[task.row_block] + r;
-    read_floats(row_of(call.query, n, task.head), call.query.dtype, dim, call.scale * kLog2E, to + int64_t(r) * dim);
+    float* row = to + int64_t(r) * dim;
+    read_floats(row_of(call.query, n, task.head), call.query.dtype, dim, row);
+    for (int i = 0; i < dim; ++i) row[i] *= call.scale * kLog2e;
   }
   return {to, dim};
 }
@@ -126,7 +126,7 @@ void score(const Task& task, const TransposedKeys& keys) {
 // A row's greatest score, or its given log-sum-exp; finite also where a row sees no kept key.
 float offset_of(const Task& task, int row) {
   const Call& call = task.call;
-  if (call.lse) return call.lse[(call.rows.starts[task.row_block] + row) * int64_t(call.heads) + task.head] * kLog2E;
+  if (call.lse) return call.lse[(call.rows.starts[task.row_block] + row) * int64_t(call.heads) + task.head] * kLog2e;
   Vec greatest = broadcast(-FLT_MAX);
   for (int e = 0; e < task.kept; ++e)
     for (int i = 0; i < kBlock; i += kWidth) greatest = max(greatest, load(task.scores(e) + row * kBlock + i));
@@ -218,7 +218,7 @@ std::vector<int64_t> by_length(const Call& call) {
 }  // namespace
 }  // namespace crossfill
 
-CROSSFILL_EXPORT int crossfill_pack_map(const crossfill::Tensor3* query, const crossfill::Cache* cache,
+CROSSFILL_EXPORT void crossfill_pack_map(const crossfill::Tensor3* query, const crossfill::Cache* cache,
                                         const crossfill::Rows* rows, const crossfill::Index* index,
                                         const crossfill::Packed* packed, const int32_t* slots, const float* lse,
                                         float scale, int32_t threads) {
@@ -230,5 +230,4 @@ CROSSFILL_EXPORT int crossfill_pack_map(const crossfill::Tensor3* query, const c
 #pragma omp parallel for schedule(dynamic) num_threads(threads)
   for (int64_t i = 0; i < int64_t(order.size()); ++i)
     run_task(call, keys, int(order[i] % rows->block_count), int(order[i] / rows->block_count));
-  return 0;
 }

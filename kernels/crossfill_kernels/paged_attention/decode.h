@@ -22,7 +22,9 @@ class Decode {
     score_.resize(size_t(share) * kBlock);
     max_.assign(share, kMinusInfinity);
     sum_.assign(share, 0.0f);
-    for (int g = 0; g < share; ++g) read(query, kv_head * share + g, &query_[size_t(g) * dim_], scale * kLog2e);
+    for (int g = 0; g < share; ++g)
+      read_floats(row_of(query, 0, kv_head * share + g), query.dtype, dim_, &query_[size_t(g) * dim_]);
+    for (float& x : query_) x *= scale * kLog2e;
     for (int64_t first = 0; first <= position; first += kBlock) {
       const int keys = int(std::min<int64_t>(kBlock, position + 1 - first));
       const float* const* k = key_reader_.read(cache, cache.keys, kv_head, first, keys);
@@ -31,7 +33,11 @@ class Decode {
       for (int g = 0; g < share; ++g) normalise(g, keys);
       each_heads([&](auto heads, int g) { add_values<decltype(heads)::value>(v, g, keys); });
     }
-    for (int g = 0; g < share; ++g) write(out, kv_head * share + g, &out_[size_t(g) * dim_], 1.0f / sum_[g]);
+    for (int g = 0; g < share; ++g) {
+      float* result = &out_[size_t(g) * dim_];
+      for (int x = 0; x < dim_; ++x) result[x] /= sum_[g];
+      write_floats(result, dim_, out.dtype, row_of(out, 0, kv_head * share + g));
+    }
   }
 
  private:
@@ -116,21 +122,6 @@ class Decode {
     }
     for (int h = 0; h < G; ++h)
       for (int i = 0; i < V; ++i) store(&out_[size_t(g + h) * dim_ + x + i * kWidth], acc[h][i]);
-  }
-
-  void read(const Tensor3& from, int32_t head, float* to, float factor) const {
-    const int64_t offset = head * from.stride1;
-    for (int x = 0; x < dim_; ++x)
-      to[x] = factor * (from.dtype == kFloat32 ? static_cast<const float*>(from.data)[offset + x]
-                                               : from_bf16(static_cast<const uint16_t*>(from.data)[offset + x]));
-  }
-
-  void write(const Tensor3& to, int32_t head, const float* from, float factor) const {
-    const int64_t offset = head * to.stride1;
-    for (int x = 0; x < dim_; ++x) {
-      if (to.dtype == kFloat32) static_cast<float*>(to.data)[offset + x] = from[x] * factor;
-      else static_cast<uint16_t*>(to.data)[offset + x] = to_bf16(from[x] * factor);
-    }
   }
 
   int dim_ = 0, share_ = 0;

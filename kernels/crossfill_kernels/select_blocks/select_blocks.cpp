@@ -51,7 +51,7 @@ int32_t select(const float* mass, int32_t diagonal, Goal goal, int32_t* columns)
 
 // mass [heads, row blocks, width]; `columns` has room for min(width, cap) in each list. Afterwards the lists stand close together,
 // as `offsets` says.
-CROSSFILL_EXPORT int crossfill_select_blocks(const float* mass, const int32_t* blocks, const float* totals,
+CROSSFILL_EXPORT void crossfill_select_blocks(const float* mass, const int32_t* blocks, const float* totals,
                                              int64_t heads, int64_t row_blocks, int64_t width, double top_p,
                                              int32_t cap, int32_t* offsets, int32_t* columns, int32_t threads) {
   using namespace crossfill;
@@ -63,5 +63,4 @@ CROSSFILL_EXPORT int crossfill_select_blocks(const float* mass, const int32_t* b
     offsets[l + 1] = select(mass + l * width, blocks[i], goal, columns + l * room);
   }
   close_gaps(lists, room, offsets, columns);
-  return 0;
 }
