@@ -54,8 +54,11 @@ format: $(READY)
 
 bench: setup
 	$(BIN)/python kernels/benchmarks/paged_attention.py
+	$(BIN)/python kernels/benchmarks/block_mass.py
 	$(BIN)/python kernels/benchmarks/select_blocks.py
 	$(BIN)/python kernels/benchmarks/mix_mass.py
+	$(BIN)/python kernels/benchmarks/guided_attention.py --flex
+	$(BIN)/python kernels/benchmarks/guided_attention.py --model var/models/smollm2-135m-instruct
 	$(BIN)/python kernels/benchmarks/pack_map.py
 	$(BIN)/python kernels/benchmarks/map_attention.py
 	@mkdir -p var/bench
