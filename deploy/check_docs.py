@@ -3,7 +3,7 @@
 - docs/architecture.md names every module (of the kernels' ops, their folders), and every path that a page names exists;
 - links between pages resolve; `make …` and `crossfill …` in the pages are real;
 - docs/configuration.md has every key of the configuration, docs/metrics.md every series of the router;
-- files have at most 400 lines, functions at most 60.
+- files have at most 400 lines, functions at most 60 (a Triton kernel is one function, however long).
 """
 
 import ast
@@ -124,7 +124,8 @@ def _too_long(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
-            if length > MAX_FUNCTION_LINES:
+            kernel = any("triton.jit" in ast.unparse(decorator) for decorator in node.decorator_list)
+            if length > MAX_FUNCTION_LINES and not kernel:
                 yield f"{name}:{node.lineno}: {node.name} has {length} lines, more than {MAX_FUNCTION_LINES}"
 
 

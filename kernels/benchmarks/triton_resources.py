@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from crossfill_kernels.compilation import CAPABILITIES, CompileCase, Resources, cases_of, compile_case, ops_with_triton
+from crossfill_kernels.compilation import CompileCase, Resources, cases_of, compile_case, ops_with_triton
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
         (op, case, capability)
         for op in arguments.ops or ops_with_triton()
         for case in cases_of(op)
-        for capability in CAPABILITIES
+        for capability in case.capabilities
     ]
     console = Console(stderr=True)
     rows = [
@@ -40,7 +40,7 @@ def main() -> None:
         table.add_column(column)
     for row in rows:
         table.add_row(*_cells(*row))
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 
 def _record(op: str, case: CompileCase, capability: int, used: Resources) -> dict[str, object]:

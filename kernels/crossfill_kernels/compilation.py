@@ -33,11 +33,12 @@ class CompileCase:
     Attributes:
         name: the configuration in words, such as "d 128, bfloat16"; unique within an op.
         kernel: the `triton.jit` function, imported without the interpreter.
-        signature: Triton type of every argument that is no constant, such as "*bf16" or "i32"; pointers are taken to be
-            aligned to 16 bytes, as torch's allocations are.
+        signature: Triton type of every argument that is neither a constant nor an "i32", such as "*bf16"; pointers are
+            taken to be aligned to 16 bytes, as torch's allocations are.
         constants: value of every constant argument.
         num_warps, num_stages: as launched.
-        aligned: names of integer arguments that are multiples of 16.
+        capabilities: the GPU generations that it is chosen for.
+        aligned: names of integer arguments that are multiples of 16; strides `…_row` and `…_head` are without saying.
         tensor_cores: whether the kernel is worth nothing without them.
     """
 
@@ -47,6 +48,7 @@ class CompileCase:
     constants: Mapping[str, object]
     num_warps: int = 4
     num_stages: int = 2
+    capabilities: tuple[int, ...] = CAPABILITIES
     aligned: frozenset[str] = field(default_factory=frozenset)
     tensor_cores: bool = False
 
@@ -98,8 +100,8 @@ def _source(case: CompileCase) -> ASTSource:
     signature: dict[str, str] = {}
     attributes: dict[tuple[int, ...], list[list[object]]] = {}
     for position, name in enumerate(case.kernel.arg_names):
-        signature[name] = "constexpr" if name in case.constants else case.signature[name]
-        if signature[name].startswith("*") or name in case.aligned:
+        signature[name] = "constexpr" if name in case.constants else case.signature.get(name, "i32")
+        if signature[name].startswith("*") or name in case.aligned or name.endswith(("_row", "_head")):
             attributes[position,] = [["tt.divisibility", 16]]
     return ASTSource(case.kernel, signature, dict(case.constants), attributes)
 

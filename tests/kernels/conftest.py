@@ -35,6 +35,11 @@ class AttentionCase:
     def empty_out(self) -> torch.Tensor:
         return torch.full_like(self.query, float("nan"))
 
+    def to(self, device) -> "AttentionCase":
+        slots = self.slots if isinstance(self.slots, slice) else self.slots.to(device)
+        tensors = (tensor.to(device) for tensor in (self.query, self.keys, self.values))
+        return AttentionCase(*tensors, slots, self.rows.to(device))
+
 
 @pytest.fixture(scope="session")
 def attention_case() -> Callable[..., AttentionCase]:

@@ -49,9 +49,7 @@ def map_attention(
         return
     chosen = dispatch.choose("map_attention", value_cache)
     if chosen == "triton":
-        from crossfill_kernels.map_attention.triton import (  # type: ignore[import, unused-ignore]
-            map_attention_triton,
-        )
+        from crossfill_kernels.map_attention.triton import map_attention_triton
 
         map_attention_triton(packed, weights, value_cache, slots, rows, out=out, form=form)
     elif chosen == "native":

@@ -35,9 +35,7 @@ def quantise_mass(mass: BlockMass, *, keep: float = 0.98) -> QuantisedMass:
     check_columns(mass)
     chosen = dispatch.choose("quantise_mass", mass.mass)
     if chosen == "triton":
-        from crossfill_kernels.mix_mass.triton import (  # type: ignore[import, unused-ignore]
-            quantise_mass_triton,
-        )
+        from crossfill_kernels.mix_mass.triton import quantise_mass_triton
 
         quantised: QuantisedMass = quantise_mass_triton(mass, keep=keep)
         return quantised

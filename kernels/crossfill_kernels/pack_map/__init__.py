@@ -3,6 +3,8 @@
 `pack_map_reference` documents the maths; every other implementation is compared with it.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from crossfill_kernels import dispatch
@@ -12,6 +14,9 @@ from crossfill_kernels.pack_map.native import pack_map_native
 from crossfill_kernels.pack_map.reference import pack_map_reference
 from crossfill_kernels.rows import Rows
 from crossfill_kernels.slots import Slots
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["pack_map", "pack_map_reference"]
 
@@ -63,14 +68,10 @@ def pack_map(  # noqa: PLR0913  # the request, the choice of blocks, and where t
         renormalise=renormalise,
     )
     chosen = dispatch.choose("pack_map", query)
-    options = {"scale": scale, "storage": storage, "slot_ids": slot_ids, "lse": lse, "renormalise": renormalise}
+    implementation: Callable[..., PackedMap] = pack_map_native if chosen == "native" else pack_map_reference
     if chosen == "triton":
-        from crossfill_kernels.pack_map.triton import (  # type: ignore[import, unused-ignore]
-            pack_map_triton as implementation,
-        )
-    elif chosen == "native":
-        implementation = pack_map_native
-    else:
-        implementation = pack_map_reference
-    packed: PackedMap = implementation(query, key_cache, slots, rows, index, **options)
-    return packed
+        from crossfill_kernels.pack_map.triton import pack_map_triton
+
+        implementation = pack_map_triton
+    options = {"scale": scale, "storage": storage, "slot_ids": slot_ids, "lse": lse, "renormalise": renormalise}
+    return implementation(query, key_cache, slots, rows, index, **options)

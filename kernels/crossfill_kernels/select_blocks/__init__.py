@@ -35,9 +35,7 @@ def select_blocks(mass: BlockMass, *, top_p: float, cap: int | None = None) -> B
     check_columns(mass)
     chosen = dispatch.choose("select_blocks", mass.mass)
     if chosen == "triton":
-        from crossfill_kernels.select_blocks.triton import (  # type: ignore[import, unused-ignore]
-            select_blocks_triton,
-        )
+        from crossfill_kernels.select_blocks.triton import select_blocks_triton
 
         index: BlockIndex = select_blocks_triton(mass, top_p=top_p, cap=cap)
         return index
