@@ -49,9 +49,14 @@ class SegmentRows:
 
     def matrix(self) -> torch.Tensor | None:
         """The rows as a matrix [T, D] that shares their memory; None where there is no such view."""
-        if not isinstance(self.slots, slice) or (self.heads > 1 and self.data.stride(1) != self.dim):
+        merged = self.merged()
+        return merged.data[self.slots, 0] if merged and isinstance(self.slots, slice) else None
+
+    def merged(self) -> "SegmentRows | None":
+        """The same rows as one head of D numbers; None where the heads do not lie side by side."""
+        if self.heads > 1 and self.data.stride(1) != self.dim:
             return None
-        return self.data[self.slots].flatten(1)
+        return SegmentRows(self.data.flatten(1).unsqueeze(1), self.slots)
 
     def write(self, values: torch.Tensor) -> None:
         """Store the rows: [T, H_kv, d] or [T, D], rounded to the dtype of the cache."""
@@ -95,6 +100,17 @@ def segment_pair(
         argument = "out" if out_slots is None else "out_slots"
         raise ArgumentError(argument, f"{write.length} rows for a segment of {read.length} tokens")
     return read, write
+
+
+def segment_rows(name: str, tensor: torch.Tensor, slots: Slots | None) -> SegmentRows:
+    """Check what an op only reads: [T, D] or [T, H_kv, d], or a cache [rows, H_kv, d] with `slots`.
+
+    Raises:
+        ArgumentError: as `segment_pair`.
+    """
+    _check_layout(name, tensor)
+    heads = tensor.shape[1:] if tensor.dim() == 3 else (1, tensor.shape[1])
+    return SegmentRows(_split(name, tensor, heads), _slots("slots", tensor, slots))
 
 
 def _check_layout(name: str, tensor: torch.Tensor) -> None:

@@ -23,7 +23,7 @@ def rows_of(slots, first, tokens, mask):
 def load_turned(source, offsets, tokens, columns, inside, cos, sin, turn_stride, half, LAYOUT: tl.constexpr):
     """Numbers `columns` of a head whose tokens begin at `offsets` from `source`, turned; float32 [BLOCK_T, BLOCK_D].
 
-    With a rotation this also reads the partners of the columns: wait with `tl.debug_barrier` before overwriting them.
+    With a rotation this also reads the partners of the columns.
     """
     own = tl.load(source + offsets[:, None] + columns[None, :], mask=inside, other=0.0).to(tl.float32)
     if LAYOUT == 0:
@@ -42,6 +42,14 @@ def load_turned(source, offsets, tokens, columns, inside, cos, sin, turn_stride,
     c = tl.load(cos + angle, mask=turns, other=1.0)
     s = tl.load(sin + angle, mask=turns, other=0.0)
     return own * c + tl.where(first, -1.0, 1.0)[None, :] * other * s
+
+
+@triton.jit
+def store_turned(out, offsets, columns, inside, values):
+    """Store float32 [BLOCK_T, BLOCK_D] to rows that may be those which `load_turned` read."""
+    # A thread's columns are the partners of another's: all have to be read before any is written.
+    tl.debug_barrier()
+    tl.store(out + offsets[:, None] + columns[None, :], values.to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -73,10 +81,8 @@ def _rotate(
     inside = present[:, None] & (columns < dim)[None, :]  # [BLOCK_T, BLOCK_D]
     offsets = rows_of(source_slots, source_first, tokens, present) * source_row + head * source_head
     turned = load_turned(source, offsets, tokens, columns, inside, cos, sin, turn_stride, half, LAYOUT)
-    target = rows_of(out_slots, out_first, tokens, present) * out_row + head * out_head
-    # The rows may be those that were read, and a thread's column is another's partner.
-    tl.debug_barrier()
-    tl.store(out + target[:, None] + columns[None, :], turned.to(out.dtype.element_ty), mask=inside)
+    targets = rows_of(out_slots, out_first, tokens, present) * out_row + head * out_head
+    store_turned(out, targets, columns, inside, turned)
 
 
 def _tokens_of(dim: int) -> int:
