@@ -2,6 +2,7 @@
 
 KernelError
 ├── ArgumentError        the caller passed a tensor of the wrong shape, dtype or layout (also a ValueError)
+├── SingularFitError     the rows seen so far do not determine a fit; add rows or regularise
 └── NativeLibraryError   the C++ library cannot be built or loaded; whoever installs this can mend it
 """
 
@@ -20,6 +21,10 @@ class ArgumentError(KernelError, ValueError):
     def __init__(self, argument: str, problem: str) -> None:
         super().__init__(f"{argument}: {problem}")
         self.argument = argument
+
+
+class SingularFitError(KernelError):
+    """A least-squares fit is not determined by its rows; the message says what would determine it."""
 
 
 class NativeLibraryError(KernelError):

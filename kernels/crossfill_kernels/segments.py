@@ -102,6 +102,12 @@ def segment_pair(
     return read, write
 
 
+def merged_pair(source: SegmentRows, out: SegmentRows) -> tuple[SegmentRows, SegmentRows]:
+    """Both as one head of D numbers, if both can be; heads matter to a rotation only."""
+    one, other = source.merged(), out.merged()
+    return (source, out) if one is None or other is None else (one, other)
+
+
 def segment_rows(name: str, tensor: torch.Tensor, slots: Slots | None) -> SegmentRows:
     """Check what an op only reads: [T, D] or [T, H_kv, d], or a cache [rows, H_kv, d] with `slots`.
 

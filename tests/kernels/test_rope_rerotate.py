@@ -1,3 +1,5 @@
+import ctypes
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -5,6 +7,7 @@ from hypothesis import strategies as st
 
 from crossfill_kernels import dispatch
 from crossfill_kernels.errors import ArgumentError
+from crossfill_kernels.native import library
 from crossfill_kernels.rope_rerotate import rope_rerotate, rope_rerotate_reference, rotate_keys, rotation_by
 from crossfill_kernels.slots import as_slots
 
@@ -207,12 +210,24 @@ def test_llama3_scaling_is_in_the_frequencies():
 
 
 def test_the_c_library_serves_where_it_was_built():
-    from crossfill_kernels.native import library
-
     want = "native" if library.load() else "reference"
     before = dispatch.calls().get(("rope_rerotate", want), 0)
     run(keys_of(3), 1, frequencies())
     assert dispatch.calls()["rope_rerotate", want] == before + 1
+
+
+@pytest.mark.parametrize("variant", ["generic", "avx2", "avx512"])
+def test_every_variant_of_the_c_library_agrees(variant, monkeypatch):
+    path = library.BUILD_FOLDER / f"libcrossfill_{variant}.so"
+    best = library.status().variant
+    if best is None or not path.exists() or (variant == "avx512" != best) or (variant == "avx2" and best == "generic"):
+        pytest.skip(f"no {variant} on this machine")
+    loaded = ctypes.CDLL(str(path))
+    monkeypatch.setattr(library, "load", lambda: loaded)
+    for dtype in (torch.float32, torch.bfloat16):
+        for layout in ("neox", "gptj"):
+            for rotated in (64, 30, 150):
+                assert_equals_reference(keys_of(70, dim=150, dtype=dtype), 31, frequencies(rotated), layout)
 
 
 def test_the_reference_can_be_forced():

@@ -10,16 +10,18 @@ from crossfill_kernels.rope_rerotate.triton import (
     ALIGNED,
     ALONE,
     NEOX,
-    PLACE_TYPES,
-    ROTATION_TYPES,
+    SEGMENT_TYPES,
+    heads_for,
     load_turned,
-    place_arguments,
-    rotation_arguments,
     rows_of,
+    segment_arguments,
     store_turned,
+    tile_columns,
+    tiles_of,
 )
 from crossfill_kernels.segments import SegmentRows
 
+BLOCK_TOKENS, BLOCK_COLUMNS = 64, 64
 BLOCK_RANK = {True: 32, False: 16}
 """Inner dimension of a step, by whether the product is in bfloat16; 32 in float32 spill on sm_90."""
 
@@ -103,11 +105,10 @@ def _correct(
     BLOCK_R: tl.constexpr,
 ):
     tokens = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)  # [BLOCK_T]
-    tiles = tl.cdiv(dim, BLOCK_D)
-    head = (tl.program_id(1) // tiles).to(tl.int64)
-    columns = (tl.program_id(1) % tiles) * BLOCK_D + tl.arange(0, BLOCK_D)  # [BLOCK_D]
+    head = tl.program_id(1).to(tl.int64)
+    columns, there = tile_columns(tl.program_id(2), dim, half, LAYOUT, BLOCK_D)  # [BLOCK_D]
     present = tokens < length
-    inside = present[:, None] & (columns < dim)[None, :]  # [BLOCK_T, BLOCK_D]
+    inside = present[:, None] & there[None, :]  # [BLOCK_T, BLOCK_D]
     offsets = rows_of(source_slots, source_first, tokens, present) * source_row + head * source_head
     corrected = load_turned(source, offsets, tokens, columns, inside, cos, sin, turn_stride, half, LAYOUT)
     corrected = _add_anchors(
@@ -116,7 +117,7 @@ def _correct(
         right + (head * dim + columns)[None, :],
         weights + tokens.to(tl.int64) * weight_token,
         present,
-        columns < dim,
+        there,
         anchors,
         rank,
         left_anchor,
@@ -139,23 +140,21 @@ def correct_triton(
     rotation: Rotation | None,
 ) -> None:
     """See `lowrank_correct`; arguments were checked."""
-    if rotation is None:
-        source, out = _merged(source, out)
+    source, out = heads_for(source, out, rotation)
     left, right = unit_stride(left), unit_stride(right)
-    tokens, columns = tile_of(source.dim, whole=rotation is not None)
     bf16 = narrow(out.data, left, right)
-    grid = (triton.cdiv(source.length, tokens), source.heads * triton.cdiv(source.dim, columns))
+    grid = (
+        triton.cdiv(source.length, BLOCK_TOKENS),
+        source.heads,
+        tiles_of(source.dim, rotation, BLOCK_COLUMNS),
+    )
     _correct[grid](
         source.data,
         out.data,
         left,
         right,
         weights,
-        **rotation_arguments(rotation),
-        **place_arguments("source", source),
-        **place_arguments("out", out),
-        length=source.length,
-        dim=source.dim,
+        **segment_arguments(source, out, rotation),
         anchors=left.shape[0],
         rank=left.shape[2],
         left_anchor=left.stride(0),
@@ -165,8 +164,8 @@ def correct_triton(
         weight_anchor=weights.stride(0),
         weight_token=weights.stride(1) if weights.dim() == 2 else 0,
         NARROW=bf16,
-        BLOCK_T=tokens,
-        BLOCK_D=columns,
+        BLOCK_T=BLOCK_TOKENS,
+        BLOCK_D=BLOCK_COLUMNS,
         BLOCK_R=BLOCK_RANK[bf16],
         num_warps=4,
         num_stages=3,
@@ -183,51 +182,30 @@ def narrow(out: torch.Tensor, *factors: torch.Tensor) -> bool:
     return out.is_cuda and all(tensor.dtype == torch.bfloat16 for tensor in (out, *factors))
 
 
-def tile_of(dim: int, *, whole: bool) -> tuple[int, int]:
-    """Tokens and columns of a tile of 4,096 numbers (8,192 spill in float32); `whole`: of all of a head's columns."""
-    columns = max(16, int(triton.next_power_of_2(dim)))
-    columns = columns if whole else min(columns, 128)
-    return max(16, min(64, 4096 // columns)), columns
-
-
-def _merged(source: SegmentRows, out: SegmentRows) -> tuple[SegmentRows, SegmentRows]:
-    # Without a rotation heads do not matter: tiles then fit narrow heads, too.
-    one, other = source.merged(), out.merged()
-    return (source, out) if one is None or other is None else (one, other)
-
-
 def compile_cases() -> tuple[CompileCase, ...]:
-    """The configurations that `correct_triton` chooses, of usual heads."""
-    strides = {
-        **dict.fromkeys(("left_anchor", "left_token", "right_anchor", "right_rank"), "i32"),
-        **dict.fromkeys(("anchors", "rank", "weight_anchor", "weight_token"), "i32"),
-    }
-    cases = []
-    for dim in (64, 128, 256):
-        for dtype in ("bf16", "fp32"):
-            for layout, number in (("keys", NEOX), ("values", ALONE)):
-                tokens, columns = tile_of(dim, whole=layout == "keys")
-                constants = {"LAYOUT": number, "NARROW": dtype == "bf16"}
-                cases.append(
-                    CompileCase(
-                        name=f"d {dim}, {dtype}, {layout}",
-                        kernel=_correct,
-                        signature={
-                            **dict.fromkeys(("source", "out", "left", "right"), f"*{dtype}"),
-                            "weights": "*fp32",
-                            **PLACE_TYPES,
-                            **ROTATION_TYPES,
-                            **strides,
-                        },
-                        constants={
-                            **constants,
-                            "BLOCK_T": tokens,
-                            "BLOCK_D": columns,
-                            "BLOCK_R": BLOCK_RANK[dtype == "bf16"],
-                        },
-                        num_stages=3,
-                        aligned=ALIGNED | {"left_anchor", "left_token", "right_anchor", "right_rank", "rank"},
-                        tensor_cores=True,
-                    )
-                )
-    return tuple(cases)
+    """The configurations that `correct_triton` chooses."""
+    strides = ("left_anchor", "left_token", "right_anchor", "right_rank")
+    return tuple(
+        CompileCase(
+            name=f"{dtype}, {kind}",
+            kernel=_correct,
+            signature={
+                **dict.fromkeys(("source", "out", "left", "right"), f"*{dtype}"),
+                "weights": "*fp32",
+                **SEGMENT_TYPES,
+                **dict.fromkeys(("anchors", "rank", "weight_anchor", "weight_token", *strides), "i32"),
+            },
+            constants={
+                "LAYOUT": layout,
+                "NARROW": dtype == "bf16",
+                "BLOCK_T": BLOCK_TOKENS,
+                "BLOCK_D": BLOCK_COLUMNS,
+                "BLOCK_R": BLOCK_RANK[dtype == "bf16"],
+            },
+            num_stages=3,
+            aligned=ALIGNED | {*strides, "rank"},
+            tensor_cores=True,
+        )
+        for dtype in ("bf16", "fp32")
+        for kind, layout in (("keys", NEOX), ("values", ALONE))
+    )

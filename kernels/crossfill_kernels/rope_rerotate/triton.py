@@ -1,12 +1,17 @@
-"""Re-rotation on a GPU, and the load of rotated rows that the corrections start from."""
+"""Re-rotation on a GPU, and the load of rotated rows that the corrections start from.
+
+A tile holds both numbers of every pair that it turns, so that a program that writes where it reads finds its partners
+unturned, whatever the tile's width.
+"""
 
 import triton
 import triton.language as tl
 
 from crossfill_kernels.compilation import CompileCase
 from crossfill_kernels.rope_rerotate.rotation import Rotation
-from crossfill_kernels.segments import SegmentRows
+from crossfill_kernels.segments import SegmentRows, merged_pair
 
+BLOCK_TOKENS, BLOCK_COLUMNS = 32, 64
 ALONE, NEOX, GPTJ = 0, 1, 2
 """Which dimensions turn together; `ALONE`: none turns."""
 
@@ -20,11 +25,32 @@ def rows_of(slots, first, tokens, mask):
 
 
 @triton.jit
-def load_turned(source, offsets, tokens, columns, inside, cos, sin, turn_stride, half, LAYOUT: tl.constexpr):
-    """Numbers `columns` of a head whose tokens begin at `offsets` from `source`, turned; float32 [BLOCK_T, BLOCK_D].
+def tile_count(dim, half, BLOCK_D: tl.constexpr):
+    """Tiles of a head: first those of pairs, then those of numbers that do not turn."""
+    return tl.cdiv(half, BLOCK_D // 2) + tl.cdiv(dim - 2 * half, BLOCK_D)
 
-    With a rotation this also reads the partners of the columns.
-    """
+
+@triton.jit
+def tile_columns(tile, dim, half, LAYOUT: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The numbers of a head in a tile, and which of them there are; int32 and bool [BLOCK_D]."""
+    lanes = tl.arange(0, BLOCK_D)
+    pair_tiles = tl.cdiv(half, BLOCK_D // 2)
+    alone = 2 * half + (tile - pair_tiles) * BLOCK_D + lanes
+    if LAYOUT == 0:
+        return alone, alone < dim
+    if LAYOUT == 1:
+        pair = tile * (BLOCK_D // 2) + lanes % (BLOCK_D // 2)
+        turning = tl.where(lanes < BLOCK_D // 2, pair, pair + half)
+        there = pair < half
+    else:
+        turning = tile * BLOCK_D + lanes
+        there = turning < 2 * half
+    return tl.where(tile < pair_tiles, turning, alone), tl.where(tile < pair_tiles, there, alone < dim)
+
+
+@triton.jit
+def load_turned(source, offsets, tokens, columns, inside, cos, sin, turn_stride, half, LAYOUT: tl.constexpr):
+    """Numbers `columns` of a head whose tokens begin at `offsets` from `source`, turned; float32 [BLOCK_T, BLOCK_D]."""
     own = tl.load(source + offsets[:, None] + columns[None, :], mask=inside, other=0.0).to(tl.float32)
     if LAYOUT == 0:
         return own
@@ -76,49 +102,57 @@ def _rotate(
 ):
     tokens = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)  # [BLOCK_T]
     head = tl.program_id(1).to(tl.int64)
-    columns = tl.arange(0, BLOCK_D)
+    columns, there = tile_columns(tl.program_id(2), dim, half, LAYOUT, BLOCK_D)  # [BLOCK_D]
     present = tokens < length
-    inside = present[:, None] & (columns < dim)[None, :]  # [BLOCK_T, BLOCK_D]
+    inside = present[:, None] & there[None, :]  # [BLOCK_T, BLOCK_D]
     offsets = rows_of(source_slots, source_first, tokens, present) * source_row + head * source_head
     turned = load_turned(source, offsets, tokens, columns, inside, cos, sin, turn_stride, half, LAYOUT)
     targets = rows_of(out_slots, out_first, tokens, present) * out_row + head * out_head
     store_turned(out, targets, columns, inside, turned)
 
 
-def _tokens_of(dim: int) -> int:
-    # 16 numbers a thread: with 64 of them, float32 heads of 256 spill.
-    return max(1, 2048 // int(triton.next_power_of_2(dim)))
-
-
 def rotate_triton(source: SegmentRows, out: SegmentRows, rotation: Rotation) -> None:
     """See `rotate_keys`; arguments were checked."""
-    tokens = _tokens_of(source.dim)
-    grid = (triton.cdiv(source.length, tokens), source.heads)
+    grid = (
+        triton.cdiv(source.length, BLOCK_TOKENS),
+        source.heads,
+        tiles_of(source.dim, rotation, BLOCK_COLUMNS),
+    )
     _rotate[grid](
         source.data,
         out.data,
-        **rotation_arguments(rotation),
-        **place_arguments("source", source),
-        **place_arguments("out", out),
-        length=source.length,
-        dim=source.dim,
-        BLOCK_T=tokens,
-        BLOCK_D=triton.next_power_of_2(source.dim),
+        **segment_arguments(source, out, rotation),
+        BLOCK_T=BLOCK_TOKENS,
+        BLOCK_D=BLOCK_COLUMNS,
         num_warps=4,
     )
 
 
-def rotation_arguments(rotation: Rotation | None) -> dict[str, object]:
-    """What `load_turned` needs to know of a rotation."""
+def tiles_of(dim: int, rotation: Rotation | None, columns: int) -> int:
+    """`tile_count`, for a grid."""
+    half = 0 if rotation is None else rotation.half
+    return int(triton.cdiv(half, columns // 2) + triton.cdiv(dim - 2 * half, columns))
+
+
+def heads_for(source: SegmentRows, out: SegmentRows, rotation: Rotation | None) -> tuple[SegmentRows, SegmentRows]:
+    """The rows with the heads that a rotation needs; without one as a single head, so that narrow heads fill tiles."""
+    return merged_pair(source, out) if rotation is None else (source, out)
+
+
+def segment_arguments(source: SegmentRows, out: SegmentRows, rotation: Rotation | None) -> dict[str, object]:
+    """Where rows lie and how they turn, as keyword arguments of a kernel."""
+    arguments: dict[str, object] = {"length": source.length, "dim": source.dim}
+    arguments |= place_arguments("source", source) | place_arguments("out", out)
     if rotation is None:
-        return {"cos": None, "sin": None, "turn_stride": 0, "half": 0, "LAYOUT": ALONE}
+        return arguments | {"cos": None, "sin": None, "turn_stride": 0, "half": 0, "LAYOUT": ALONE}
     layout = GPTJ if rotation.layout == "gptj" else NEOX
     stride = rotation.half if rotation.cos.shape[0] > 1 else 0
-    return {"cos": rotation.cos, "sin": rotation.sin, "turn_stride": stride, "half": rotation.half, "LAYOUT": layout}
+    turn = {"cos": rotation.cos, "sin": rotation.sin, "turn_stride": stride, "half": rotation.half, "LAYOUT": layout}
+    return arguments | turn
 
 
 def place_arguments(name: str, rows: SegmentRows) -> dict[str, object]:
-    """Where rows lie, as the arguments `{name}_slots`, `{name}_first`, `{name}_row` and `{name}_head` of a kernel."""
+    """The arguments `{name}_slots`, `{name}_first`, `{name}_row` and `{name}_head` of a kernel."""
     slots, first = (None, rows.slots.start) if isinstance(rows.slots, slice) else (rows.slots, 0)
     return {
         f"{name}_slots": slots,
@@ -128,34 +162,26 @@ def place_arguments(name: str, rows: SegmentRows) -> dict[str, object]:
     }
 
 
-PLACE_TYPES = {
-    "source_slots": "*i64",
-    "out_slots": "*i64",
-    "source_first": "i32",
-    "out_first": "i32",
-    "source_row": "i32",
-    "source_head": "i32",
-    "out_row": "i32",
-    "out_head": "i32",
-    "length": "i32",
-    "dim": "i32",
+STRIDES = ("source_row", "source_head", "out_row", "out_head", "turn_stride")
+SEGMENT_TYPES = {
+    **dict.fromkeys(("source_slots", "out_slots"), "*i64"),
+    **dict.fromkeys(("cos", "sin"), "*fp32"),
+    **dict.fromkeys(("source_first", "out_first", "length", "dim", "half", *STRIDES), "i32"),
 }
-"""Types of the arguments that say where rows lie, for `CompileCase`."""
-ROTATION_TYPES = {"cos": "*fp32", "sin": "*fp32", "turn_stride": "i32", "half": "i32"}
-ALIGNED = frozenset({"source_row", "source_head", "out_row", "out_head", "dim", "half", "turn_stride"})
+"""Types of `segment_arguments`, for `CompileCase`."""
+ALIGNED = frozenset({"dim", "half", *STRIDES})
 
 
 def compile_cases() -> tuple[CompileCase, ...]:
-    """The configurations that `rotate_triton` chooses, of usual heads."""
+    """The configurations that `rotate_triton` chooses."""
     return tuple(
         CompileCase(
-            name=f"d {dim}, {dtype}, {layout}",
+            name=f"{dtype}, {layout}",
             kernel=_rotate,
-            signature={"source": f"*{dtype}", "out": f"*{dtype}", **PLACE_TYPES, **ROTATION_TYPES},
-            constants={"LAYOUT": number, "BLOCK_T": _tokens_of(dim), "BLOCK_D": dim},
+            signature={"source": f"*{dtype}", "out": f"*{dtype}", **SEGMENT_TYPES},
+            constants={"LAYOUT": number, "BLOCK_T": BLOCK_TOKENS, "BLOCK_D": BLOCK_COLUMNS},
             aligned=ALIGNED,
         )
-        for dim in (64, 128, 256)
         for dtype in ("bf16", "fp32")
         for layout, number in (("neox", NEOX), ("gptj", GPTJ))
     )
