@@ -142,9 +142,9 @@ def _slots(name: str, tensor: torch.Tensor, slots: Slots | None) -> Slots:
     if slots is None:
         return slice(0, rows)
     if isinstance(slots, slice):
+        if slots.start is None or slots.stop is None or slots.step not in (None, 1) or slots.stop < slots.start:
+            raise ArgumentError(name, f"want a slice from a first to a last row, got {slots}")
         first, last = slots.start, slots.stop - 1
-        if slots.step not in (None, 1) or slots.stop < slots.start:
-            raise ArgumentError(name, f"want consecutive rows, got {slots}")
     else:
         if slots.dim() != 1 or slots.dtype != torch.int64 or slots.device != tensor.device:
             got = f"{slots.dtype} {list(slots.shape)} on {slots.device}"

@@ -14,7 +14,7 @@ from crossfill_kernels import dispatch
 from crossfill_kernels.errors import ArgumentError
 from crossfill_kernels.rope_rerotate.reference import rope_rerotate_reference, rotate_reference
 from crossfill_kernels.rope_rerotate.rotation import Layout, Rotation, rotation_by
-from crossfill_kernels.segments import segment_pair
+from crossfill_kernels.segments import SegmentRows, segment_pair
 from crossfill_kernels.slots import Slots
 
 __all__ = ["Layout", "Rotation", "rope_rerotate", "rope_rerotate_reference", "rotate_keys", "rotation_by"]
@@ -47,14 +47,15 @@ def rope_rerotate(
     Raises:
         ArgumentError: a shape, dtype, device or layout does not fit, or a slot lies outside its cache.
     """
-    if keys.dim() != 3:
-        raise ArgumentError("keys", f"want [rows, H_kv, d], got {list(keys.shape)}")
+    source, target = _pair(keys, out, source_slots, out_slots)
     rotation = rotation_by(delta, inv_freq, layout=layout)
-    if 2 * rotation.half > keys.shape[2]:
-        raise ArgumentError("inv_freq", f"{rotation.half} frequencies rotate more than the {keys.shape[2]} dimensions")
-    if isinstance(delta, torch.Tensor) and source_slots is None and delta.numel() != keys.shape[0]:
-        raise ArgumentError("delta", f"{delta.numel()} distances for {keys.shape[0]} keys")
-    rotate_keys(keys, rotation, out=out, source_slots=source_slots, out_slots=out_slots)
+    if 2 * rotation.half > source.dim:
+        raise ArgumentError("inv_freq", f"{rotation.half} frequencies turn more than the {source.dim} dimensions")
+    if rotation.cos.shape[0] not in (1, source.length):
+        raise ArgumentError("delta", f"{rotation.cos.shape[0]} distances for {source.length} keys")
+    if rotation.cos.device != keys.device:
+        raise ArgumentError("inv_freq", f"want it on {keys.device}, got {inv_freq.device}")
+    _rotate(source, target, rotation)
 
 
 def rotate_keys(
@@ -66,11 +67,23 @@ def rotate_keys(
     out_slots: Slots | None = None,
 ) -> None:
     """`rope_rerotate` with a rotation that was made once for all layers."""
-    source, target = segment_pair(keys, out, source_slots, out_slots, source_name="keys")
+    source, target = _pair(keys, out, source_slots, out_slots)
     rotation.check(source)
+    _rotate(source, target, rotation)
+
+
+def _pair(
+    keys: torch.Tensor, out: torch.Tensor, source_slots: Slots | None, out_slots: Slots | None
+) -> tuple[SegmentRows, SegmentRows]:
+    if keys.dim() != 3:
+        raise ArgumentError("keys", f"want [rows, H_kv, d], got {list(keys.shape)}")
+    return segment_pair(keys, out, source_slots, out_slots, source_name="keys")
+
+
+def _rotate(source: SegmentRows, target: SegmentRows, rotation: Rotation) -> None:
     if source.length == 0:
         return
-    chosen = dispatch.choose("rope_rerotate", keys)
+    chosen = dispatch.choose("rope_rerotate", source.data)
     if chosen == "native":
         from crossfill_kernels.rope_rerotate.native import rotate_native
 

@@ -21,26 +21,26 @@ class _Turn(ctypes.Structure):
     )
 
 
+_rope_rerotate = library.Function(
+    "crossfill_rope_rerotate",
+    ctypes.POINTER(_Places),
+    ctypes.POINTER(_Places),
+    ctypes.POINTER(_Turn),
+    ctypes.c_int64,
+    ctypes.c_int32,
+    ctypes.c_int32,
+    ctypes.c_int32,
+)
+
+
 def rotate_native(source: SegmentRows, out: SegmentRows, rotation: Rotation) -> None:
     """See `rotate_keys`; arguments were checked."""
     library.check_cpu(keys=source.data, out=out.data)
-    function = library.symbol(
-        "crossfill_rope_rerotate",
-        (
-            ctypes.POINTER(_Places),
-            ctypes.POINTER(_Places),
-            ctypes.POINTER(_Turn),
-            ctypes.c_int64,
-            ctypes.c_int32,
-            ctypes.c_int32,
-            ctypes.c_int32,
-        ),
-    )
     stride = rotation.half if rotation.cos.shape[0] > 1 else 0
     turn = _Turn(
         rotation.cos.data_ptr(), rotation.sin.data_ptr(), stride, rotation.half, int(rotation.layout == "gptj")
     )
-    function(_places(source), _places(out), turn, source.length, source.heads, source.dim, library.threads())
+    _rope_rerotate(_places(source), _places(out), turn, source.length, source.heads, source.dim, library.threads())
 
 
 def _places(rows: SegmentRows) -> _Places:

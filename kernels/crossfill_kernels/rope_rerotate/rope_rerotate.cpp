@@ -108,9 +108,9 @@ void turn_all(const Places& source, const Places& out, const Turn& turn, int64_t
 }  // namespace
 }  // namespace crossfill
 
-CROSSFILL_EXPORT int crossfill_rope_rerotate(const crossfill::Places* source, const crossfill::Places* out,
-                                             const crossfill::Turn* turn, int64_t rows, int32_t heads, int32_t dim,
-                                             int32_t threads) {
+CROSSFILL_EXPORT void crossfill_rope_rerotate(const crossfill::Places* source, const crossfill::Places* out,
+                                              const crossfill::Turn* turn, int64_t rows, int32_t heads, int32_t dim,
+                                              int32_t threads) {
   using namespace crossfill;
   const bool narrow_in = source->data.dtype == kBfloat16, narrow_out = out->data.dtype == kBfloat16;
   if (narrow_in && narrow_out) {
@@ -120,5 +120,4 @@ CROSSFILL_EXPORT int crossfill_rope_rerotate(const crossfill::Places* source, co
   } else {
     turn_all<float, float>(*source, *out, *turn, rows, heads, dim, threads);
   }
-  return 0;
 }

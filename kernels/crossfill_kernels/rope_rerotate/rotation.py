@@ -32,6 +32,10 @@ class Rotation:
 
     def check(self, source: SegmentRows) -> None:
         """Raise an ArgumentError unless this turns the keys of `source`."""
+        for table in (self.cos, self.sin):
+            if table.dtype != torch.float32 or table.shape != self.cos.shape or not table.is_contiguous():
+                got = f"{table.dtype} {list(table.shape)}"
+                raise ArgumentError("rotation", f"want contiguous float32 tables of one shape, got {got}")
         if self.cos.shape[0] not in (1, source.length):
             raise ArgumentError("rotation", f"{self.cos.shape[0]} rotations for {source.length} keys")
         if 2 * self.half > source.dim:
