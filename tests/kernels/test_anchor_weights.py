@@ -88,11 +88,11 @@ def test_the_gate_is_zero_for_one_hot_weights(anchors):
 
 @pytest.mark.parametrize("anchors", [2, 3, 10])
 def test_the_gate_is_one_for_uniform_weights(anchors):
-    assert normalised_entropy(torch.full((anchors,), 1 / anchors)) == pytest.approx(1.0, abs=1e-6)
+    assert normalised_entropy(torch.full((anchors,), 1 / anchors)).item() == pytest.approx(1.0, abs=1e-6)
 
 
 def test_two_of_four_anchors_are_half_undecided():
-    assert normalised_entropy(torch.tensor([0.5, 0.5, 0.0, 0.0])) == pytest.approx(0.5, abs=1e-6)
+    assert normalised_entropy(torch.tensor([0.5, 0.5, 0.0, 0.0])).item() == pytest.approx(0.5, abs=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ def rotary(name):
 
 
 @pytest.mark.parametrize("name", ROPES)
-def test_moves_keys_as_the_models_own_rotary_embedding_places_them(name):
+def test_moves_keys_as_transformers_places_them(name):
     embedding, apply = rotary(name)
     bare = keys_of(24)
 
@@ -204,7 +204,7 @@ def test_moves_keys_as_the_models_own_rotary_embedding_places_them(name):
     torch.testing.assert_close(moved, place(16), atol=1e-5, rtol=1e-5)
 
 
-def test_llama3_scaling_is_in_the_frequencies():
+def test_llama3_scaling_is_in_the_frequencies_of_transformers():
     plain, scaled = rotary("llama")[0].inv_freq, rotary("llama3 scaling")[0].inv_freq
     assert not torch.allclose(run(keys_of(4), 50, plain), run(keys_of(4), 50, scaled), atol=1e-3)
 
