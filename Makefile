@@ -61,6 +61,12 @@ bench: setup
 	$(BIN)/python kernels/benchmarks/guided_attention.py --model var/models/smollm2-135m-instruct
 	$(BIN)/python kernels/benchmarks/pack_map.py
 	$(BIN)/python kernels/benchmarks/map_attention.py
+	$(BIN)/python kernels/benchmarks/rope_rerotate.py
+	$(BIN)/python kernels/benchmarks/lowrank_factor.py
+	$(BIN)/python kernels/benchmarks/anchor_distance.py
+	$(BIN)/python kernels/benchmarks/lowrank_correct.py
+	$(BIN)/python kernels/benchmarks/ridge_correct.py
+	$(BIN)/python kernels/benchmarks/ridge_fit.py
 	@mkdir -p var/bench
 	$(BIN)/crossfill calibrate router --data tests/data/router_scores_gsm8k_200.jsonl --score small=small_correct \
 	  --score large=large_correct --output var/bench/scorer.json

@@ -4,6 +4,7 @@
 
 #include "native/abi.h"
 #include "native/simd.h"
+#include "native/stored.h"
 
 namespace crossfill {
 namespace {
@@ -29,8 +30,6 @@ struct Turn {
   int32_t half, interleaved;
 };
 
-inline Vec read(const float* p) { return load(p); }
-inline Vec read(const uint16_t* p) { return load_bf16(p); }
 inline float read_one(float x) { return x; }
 inline float read_one(uint16_t x) { return from_bf16(x); }
 inline void write(float* p, Vec a) { store(p, a); }
@@ -47,7 +46,7 @@ template <class In, class Out>
 void turn_halves(const In* x, Out* y, const float* cos, const float* sin, int half) {
   int i = 0;
   for (; i + kWidth <= half; i += kWidth) {
-    const Vec a = read(x + i), b = read(x + half + i), c = load(cos + i), s = load(sin + i);
+    const Vec a = load_stored(x + i), b = load_stored(x + half + i), c = load(cos + i), s = load(sin + i);
     write(y + i, a * c - b * s);
     write(y + half + i, fma(b, c, a * s));
   }
