@@ -10,13 +10,14 @@ CONFIG ?= deploy/demo.yaml
 # One OpenMP thread a process: several processes share the cores here.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup run test test-quick check format bench clean distclean
+.PHONY: help setup run test test-quick check format bench gpu-check clean distclean
 
 help:
 	@echo "make run      set up, make the demo models, start two workers and the router (Ctrl-C stops all of it)"
 	@echo "make test     set up, run every test; real SGLang workers included (about 15 minutes)"
 	@echo "make check    format, lint, types, import directions, docs"
 	@echo "make bench    measure the kernels, the router and a worker on this machine"
+	@echo "make gpu-check  on a machine with a GPU: check and time every Triton kernel there"
 	@echo "make setup    only the virtual environment (.venv) and the models (var/models)"
 	@echo "make clean    remove what runs made; 'make distclean' removes .venv and var too"
 
@@ -72,6 +73,9 @@ bench: setup
 	  --score large=large_correct --output var/bench/scorer.json
 	$(BIN)/crossfill bench router --scorer-file var/bench/scorer.json
 	$(BIN)/crossfill bench worker
+
+gpu-check: $(READY)
+	$(BIN)/python kernels/benchmarks/gpu_check.py $(ARGS)
 
 clean:
 	rm -rf var/log var/run var/bench build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
