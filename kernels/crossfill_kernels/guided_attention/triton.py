@@ -130,7 +130,7 @@ def guided_attention_triton(
 def _tiling(dtype: torch.dtype, d: int, capability: int, *, paged: bool) -> Tiling:
     tiling = tiling_of(dtype, d)
     # 4 warps spill 2 registers there; 8 warps take 174.
-    crowded = paged and capability == 80 and dtype == torch.bfloat16 and d > 64
+    crowded = paged and capability == 80 and dtype == torch.bfloat16 and 64 < d <= 128
     return replace(tiling, num_warps=8) if crowded else tiling
 
 

@@ -3,6 +3,8 @@
 Lanes of a program are places of a row block, whichever of them are present, because that is what a slot holds.
 """
 
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -64,6 +66,7 @@ def _pack_map(
     COMPUTE: tl.constexpr,
 ):
     PARTS: tl.constexpr = BLOCK // KEYS
+    tl.static_assert(PARTS == 1 or not CODES)
     lanes = tl.arange(0, BLOCK)
     head = tl.program_id(0).to(tl.int64)
     entry = tl.num_programs(1) - 1 - tl.program_id(1)
@@ -193,8 +196,10 @@ def pack_map_triton(
 
 def _tiling(dtype: torch.dtype, d: int, *, codes: bool) -> Tiling:
     """Codes need a row's greatest probability, so their tile is a whole block; float32 has room, without values."""
-    if not codes or dtype == torch.bfloat16:
+    if not codes:
         return tiling_of(dtype, d)
+    if dtype == torch.bfloat16:
+        return replace(tiling_of(dtype, d), keys=BLOCK)
     return Tiling(keys=BLOCK, chunk=min(32, padded(d)), num_warps=8, num_stages=1)
 
 
@@ -216,6 +221,7 @@ def compile_cases() -> tuple[CompileCase, ...]:
         _case(torch.bfloat16, 128, torch.uint8, paged=True, renormalise=True),
         _case(torch.bfloat16, 128, torch.uint8, paged=False, renormalise=False),
         _case(torch.bfloat16, 64, torch.bfloat16, paged=True, renormalise=True),
+        _case(torch.bfloat16, 256, torch.uint8, paged=True, renormalise=True),
         _case(torch.float32, 128, torch.float32, paged=True, renormalise=True),
         _case(torch.float32, 128, torch.uint8, paged=True, renormalise=True),
         _case(torch.float32, 64, torch.uint8, paged=False, renormalise=True),
