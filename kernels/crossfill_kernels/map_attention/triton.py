@@ -10,7 +10,7 @@ from crossfill_kernels.blocks import PackedMap
 from crossfill_kernels.compilation import CompileCase
 from crossfill_kernels.map_attention import triton_forms, triton_lists
 from crossfill_kernels.map_attention.arguments import Form, packed_rows
-from crossfill_kernels.map_attention.triton_lists import list_nonzero, list_positions
+from crossfill_kernels.map_attention.triton_lists import list_nonzero, list_runs
 from crossfill_kernels.rows import BLOCK, Rows
 from crossfill_kernels.slots import Slots
 from crossfill_kernels.triton_parts import (
@@ -100,7 +100,9 @@ def _lists(
         return list_nonzero(packed, weights), (packed.columns.numel(), packed.blocks.numel())
     if form == "values_first":
         return (), ()
-    return list_positions(packed), (kv_heads,) if form == "mix" else ()
+    if form == "mix":
+        return list_runs(packed, LANES), (kv_heads,)
+    return list_runs(packed, packed.heads), ()
 
 
 def _parts(programs: int, entries: int, device: torch.device) -> int:
@@ -115,16 +117,18 @@ def _plan(form: Form, senders: int, receivers: int, kv_heads: int, d: int, dtype
     group = receivers // kv_heads
     small = dtype == torch.bfloat16
     constants: dict[str, object] = {"SENDERS": senders, "GROUP": group, "D": d, "BLOCK": BLOCK}
-    # In bfloat16 at d 128, 4 warps spill 10 registers in `paper` and 90 in `values_first`; in float32, so do 64 keys.
-    few = small and (d <= 64 or form == "mix" or (form == "sparse" and d <= 128))
+    # In bfloat16 4 warps spill: at d 128 10 registers in `paper` and 90 in `values_first`, in `mix` 6 with 40 heads. In
+    # float32 8 do with 64 keys, and in `mix` on an A100 for a single KV head, whatever the tile.
+    few = small and form != "mix" and (d <= 64 or (form == "sparse" and d <= 128))
     launch = {"num_warps": 4 if few else 8, "num_stages": 3 if small else 1}
     if form == "mix":
         group_padded = 1 << (group - 1).bit_length()
-        kv_tile = min(max(1, MIXED_HEADS // group_padded), 1 << (kv_heads - 1).bit_length())
+        kv_tile = min(8, max(1, MIXED_HEADS // group_padded), 1 << (kv_heads - 1).bit_length())
         rows = 8
-        d_tile = min(64 if small else 32, padded(d))
+        # Groups of 8 heads and more spill 15 … 34 registers with 64 dimensions.
+        d_tile = min(64 if small and group_padded < 8 else 32, padded(d))
         constants |= {
-            "SENDERS_PADDED": padded(senders),
+            "LANES": LANES,
             "GROUP_PADDED": group_padded,
             "KV_TILE": kv_tile,
             "ROWS": rows,
@@ -144,31 +148,36 @@ def _plan(form: Form, senders: int, receivers: int, kv_heads: int, d: int, dtype
 MIXED_HEADS = 16
 """Receiver heads that one program of `mix` serves."""
 
+LANES = 16
+"""Stored blocks of a position that `mix` mixes at once; with 64 it would need 197 KiB of shared memory."""
+
 
 def compile_cases() -> tuple[CompileCase, ...]:
     """The configurations that the launcher chooses."""
     forms: tuple[Form, ...] = ("paper", "mix", "values_first", "sparse")
-    return triton_lists.compile_cases() + tuple(
-        _case(form, dtype, d, stored, paged=paged)
-        for form in forms
-        for dtype, d, stored, paged in (
-            (torch.bfloat16, 128, torch.bfloat16, False),
-            (torch.bfloat16, 128, torch.uint8, True),
-            (torch.bfloat16, 64, torch.uint8, False),
-            (torch.bfloat16, 256, torch.uint8, True),
-            (torch.float32, 128, torch.float32, True),
-            (torch.float32, 64, torch.uint8, True),
-        )
+    bfloat16, float32, uint8 = torch.bfloat16, torch.float32, torch.uint8
+    tensors = (
+        (bfloat16, 128, bfloat16, False),
+        (bfloat16, 128, uint8, True),
+        (bfloat16, 64, uint8, False),
+        (bfloat16, 256, uint8, True),
+        (float32, 128, float32, True),
+        (float32, 64, uint8, True),
+    )
+    return (
+        *triton_lists.compile_cases(),
+        *(_case(form, 16, dtype, d, stored, paged=paged) for form in forms for dtype, d, stored, paged in tensors),
+        *(_case("mix", heads, bfloat16, 128, stored, paged=True) for heads in (32, 40) for stored in (bfloat16, uint8)),
     )
 
 
-def _case(form: Form, dtype: torch.dtype, d: int, stored: torch.dtype, *, paged: bool) -> CompileCase:
-    plan, name = _plan(form, 16, 16, 8, d, dtype), TYPE_NAMES[dtype]
+def _case(form: Form, heads: int, dtype: torch.dtype, d: int, stored: torch.dtype, *, paged: bool) -> CompileCase:
+    plan, name = _plan(form, heads, heads, 8, d, dtype), TYPE_NAMES[dtype]
     lists = ("columns", "stored_at", "offsets", "firsts", "counts", "lists", "blocks")
     pointers = pointer_types(dtype, ("value_cache", "out"), fp32=("scales", "weights"), i32=lists)
     own = {"PAGED": paged, "CODES": stored == torch.uint8, "COMPUTE": tl.str_to_ty(name, None)}
     return CompileCase(
-        name=f"{form}, d {d}, {TYPE_NAMES[stored]} · {name}, {'paged' if paged else 'consecutive'}",
+        name=f"{form}, {heads} heads, d {d}, {TYPE_NAMES[stored]} · {name}, {'paged' if paged else 'consecutive'}",
         kernel=getattr(triton_forms, form),
         signature=pointers | {"stored": f"*{TYPE_NAMES[stored]}", "places": "*i64"},
         constants=plan.constants | own,

@@ -277,7 +277,7 @@ def mix(
     out_head,
     kv_heads,
     SENDERS: tl.constexpr,
-    SENDERS_PADDED: tl.constexpr,
+    LANES: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_PADDED: tl.constexpr,
     KV_TILE: tl.constexpr,
@@ -289,7 +289,10 @@ def mix(
     CODES: tl.constexpr,
     COMPUTE: tl.constexpr,
 ):
-    """ROWS places, the receiver heads of KV_TILE KV heads, D_TILE dimensions: mixing is a matrix product as well."""
+    """ROWS places, the receiver heads of KV_TILE KV heads, D_TILE dimensions: mixing is a matrix product as well.
+
+    Runs have up to LANES entries; a position with more of them is multiplied with its values more than once.
+    """
     HEADS: tl.constexpr = KV_TILE * GROUP_PADDED
     D_TILES: tl.constexpr = (D + D_TILE - 1) // D_TILE
     PARTS: tl.constexpr = BLOCK // ROWS
@@ -311,10 +314,14 @@ def mix(
     listed = firsts + tl.load(offsets + place)
     behind = tl.load(offsets + place + 1)
     count = tl.load(counts + place)
-    state = tl.zeros([KV_TILE, GROUP_PADDED * ROWS, D_TILE], tl.float32)
+    # A batch of one product would be compiled far worse than the product.
+    if KV_TILE == 1:
+        state = tl.zeros([HEADS * ROWS, D_TILE], tl.float32)
+    else:
+        state = tl.zeros([KV_TILE, GROUP_PADDED * ROWS, D_TILE], tl.float32)
     begin, end = _share(count)
     for step in range(begin, end):
-        at = tl.load(listed + step) + tl.arange(0, SENDERS_PADDED)
+        at = tl.load(listed + step) + tl.arange(0, LANES)
         there = at < tl.load(listed + step + 1, mask=step + 1 < count, other=behind)
         column = tl.load(columns + at, mask=there, other=0)
         slot = tl.load(stored_at + at, mask=there, other=0).to(tl.int64)
@@ -322,7 +329,7 @@ def mix(
             weights + (column % SENDERS)[None, :] * weights_row + lane_head[:, None] * weights_column,
             mask=lane_there[:, None] & there[None, :],
             other=0.0,
-        )  # [HEADS, SENDERS]
+        )  # [HEADS, LANES]
         tile = tl.load(stored + slot[:, None] * BLOCK * BLOCK + cells[None, :], mask=there[:, None], other=0.0)
         if CODES:
             unit_of = tl.load(
@@ -330,20 +337,22 @@ def mix(
             )
             tile = tile.to(tl.float32) * unit_of
         mixed = tl.dot(weight.to(COMPUTE), tile.to(COMPUTE), input_precision="tf32x3")  # [HEADS, ROWS · BLOCK]
-        mixed = tl.reshape(mixed.to(COMPUTE), [KV_TILE, GROUP_PADDED * ROWS, BLOCK])
         block_column = tl.max(column, 0) // SENDERS
         seen = block_column * BLOCK + keys <= last
         base, value_rows = cache_rows(slots, first, block_column, seen, BLOCK, PAGED)
-        v = tl.load(
-            value_cache
-            + base * value_row
-            + kv_head.to(tl.int64)[:, None, None] * value_head
-            + value_rows[None, :, None] * value_row
-            + dims[None, None, :],
-            mask=seen[None, :, None] & (kv_head < kv_heads)[:, None, None] & (dims < D)[None, None, :],
-            other=0.0,
-        ).to(COMPUTE)  # [KV_TILE, BLOCK, D_TILE]
-        state = tl.dot(mixed, v, state, input_precision="tf32x3")
+        v_at = base * value_row + value_rows[:, None] * value_row + dims[None, :]
+        v_mask = seen[:, None] & (dims < D)[None, :]
+        if KV_TILE == 1:
+            v = tl.load(value_cache + kv_first.to(tl.int64) * value_head + v_at, mask=v_mask, other=0.0)
+            mixed = tl.reshape(mixed.to(COMPUTE), [HEADS * ROWS, BLOCK])
+        else:
+            v = tl.load(
+                value_cache + kv_head.to(tl.int64)[:, None, None] * value_head + v_at[None, :, :],
+                mask=v_mask[None, :, :] & (kv_head < kv_heads)[:, None, None],
+                other=0.0,
+            )  # [KV_TILE, BLOCK, D_TILE]
+            mixed = tl.reshape(mixed.to(COMPUTE), [KV_TILE, GROUP_PADDED * ROWS, BLOCK])
+        state = tl.dot(mixed, v.to(COMPUTE), state, input_precision="tf32x3")
     rows = row_in_block(positions, starts, entry, tl.load(blocks + entry), BLOCK)
     # The query rows at this program's places.
     mine = (part * ROWS + tl.arange(0, ROWS))[:, None] == keys[None, :]

@@ -12,8 +12,8 @@ STEP = 256
 
 
 @triton.jit
-def _list_positions(columns, offsets, firsts, counts, HEADS: tl.constexpr, STEP: tl.constexpr):
-    """Where the entries of each column block begin, row block by row block, in the room of the row block's entries."""
+def _list_runs(columns, offsets, firsts, counts, HEADS: tl.constexpr, MOST: tl.constexpr, STEP: tl.constexpr):
+    """Where runs of up to MOST entries of one column block begin, in the room of the row block's entries."""
     entry = tl.program_id(0)
     begin = tl.load(offsets + entry)
     end = tl.load(offsets + entry + 1)
@@ -22,7 +22,13 @@ def _list_positions(columns, offsets, firsts, counts, HEADS: tl.constexpr, STEP:
         at = left + tl.arange(0, STEP)
         column = tl.load(columns + at, mask=at < end, other=0) // HEADS
         before = tl.load(columns + at - 1, mask=(at > begin) & (at < end), other=-HEADS) // HEADS
-        new = ((column != before) & (at < end)).to(tl.int32)
+        new = (column != before) & (at < end)
+        # A column block has at most HEADS entries; its run is cut where exactly a multiple of MOST of them stand before.
+        for cut in tl.static_range(MOST, HEADS, MOST):
+            inside = tl.load(columns + at - cut, mask=(at - cut >= begin) & (at < end), other=-HEADS) // HEADS
+            beyond = tl.load(columns + at - cut - 1, mask=(at - cut > begin) & (at < end), other=-HEADS) // HEADS
+            new = new | ((inside == column) & (beyond != column) & (at < end))
+        new = new.to(tl.int32)
         tl.store(firsts + begin + count + tl.cumsum(new, 0) - new, at, mask=new != 0)
         count += tl.sum(new, 0)
     tl.store(counts + entry, count)
@@ -58,17 +64,21 @@ def _list_nonzero(
     tl.store(counts + head * tl.num_programs(0) + entry, count)
 
 
-def list_positions(packed: PackedMap) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the entries of each position (row block, column block) begin.
+def list_runs(packed: PackedMap, most: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where runs of up to `most` entries of one position (row block, column block) begin.
 
     Returns:
-        int32 [m]: from `offsets[i]` on, the first entry of each column block of row block i; int32 [R]: how many.
+        int32 [m]: from `offsets[i]` on, the first entry of each run of row block i; int32 [R]: how many runs.
     """
     row_blocks = packed.blocks.numel()
     firsts, counts = torch.empty_like(packed.columns), packed.offsets.new_zeros(row_blocks)
     if packed.columns.numel():
-        _list_positions[(row_blocks,)](
-            packed.columns, packed.offsets, firsts, counts, HEADS=packed.heads, STEP=STEP, num_warps=2
+        _list_runs[(row_blocks,)](
+            *(packed.columns, packed.offsets, firsts, counts),
+            HEADS=packed.heads,
+            MOST=most,
+            STEP=STEP,
+            num_warps=2,
         )
     return firsts, counts
 
@@ -94,11 +104,11 @@ def list_nonzero(packed: PackedMap, weights: torch.Tensor) -> tuple[torch.Tensor
 
 
 def compile_cases() -> tuple[CompileCase, ...]:
-    """The configurations that are launched, for 16 sender heads."""
-    constants = {"HEADS": 16, "STEP": STEP}
+    """The configurations that are launched, for 40 sender heads."""
+    constants = {"HEADS": 40, "STEP": STEP}
     names = ("columns", "offsets", "firsts", "counts", "lists")
     pointers = {**dict.fromkeys(names, "*i32"), "weights": "*fp32"}
     return (
-        CompileCase("list of positions", _list_positions, pointers, constants, num_warps=2),
+        CompileCase("list of runs", _list_runs, pointers, constants | {"MOST": 16}, num_warps=2),
         CompileCase("list of nonzero weights", _list_nonzero, pointers, constants, num_warps=2),
     )
