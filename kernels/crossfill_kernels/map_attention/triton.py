@@ -124,6 +124,9 @@ def _plan(form: Form, senders: int, receivers: int, kv_heads: int, d: int, dtype
     if form == "mix":
         group_padded = 1 << (group - 1).bit_length()
         kv_tile = min(8, max(1, MIXED_HEADS // group_padded), 1 << (kv_heads - 1).bit_length())
+        if group_padded == 8:
+            # One group alone would spill up to 41 registers on an A100, two do not; the second may be empty.
+            kv_tile = 2
         rows = 8
         # Groups of 8 heads and more spill 15 … 34 registers with 64 dimensions.
         d_tile = min(64 if small and group_padded < 8 else 32, padded(d))

@@ -23,7 +23,7 @@ def _list_runs(columns, offsets, firsts, counts, HEADS: tl.constexpr, MOST: tl.c
         column = tl.load(columns + at, mask=at < end, other=0) // HEADS
         before = tl.load(columns + at - 1, mask=(at > begin) & (at < end), other=-HEADS) // HEADS
         new = (column != before) & (at < end)
-        # A column block has at most HEADS entries; its run is cut where exactly a multiple of MOST of them stand before.
+        # A column block has at most HEADS entries; its run is cut where a multiple of MOST of them stand before.
         for cut in tl.static_range(MOST, HEADS, MOST):
             inside = tl.load(columns + at - cut, mask=(at - cut >= begin) & (at < end), other=-HEADS) // HEADS
             beyond = tl.load(columns + at - cut - 1, mask=(at - cut > begin) & (at < end), other=-HEADS) // HEADS
