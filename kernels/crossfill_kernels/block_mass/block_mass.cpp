@@ -4,11 +4,6 @@
 namespace crossfill {
 namespace {
 
-void attend_all(Softmax& softmax, const Cache& cache, int32_t kv_head, const Group& group, bool with_values) {
-  for (int32_t column = 0; int64_t(column) * kBlock <= group.greatest; ++column)
-    softmax.visit(cache, kv_head, column, with_values);
-}
-
 // Every stride-th row of row block i, counted backwards from its last; at most 64 / stride, rounded up.
 int add_sample(const Rows& rows, int64_t i, int64_t stride, int32_t head, Group& group) {
   const int64_t last = rows.starts[i + 1] - 1;
@@ -27,12 +22,17 @@ CROSSFILL_EXPORT void crossfill_block_mass(const crossfill::Tensor3* query, cons
                                           int32_t threads) {
   using namespace crossfill;
   const int32_t share = heads / cache->kv_heads;
-  each_task(rows->block_count, heads, share, threads, [&](Softmax& softmax, int64_t i, int32_t head) {
-    const Group group = rows_of_head(*rows, rows->starts[i], rows->starts[i + 1], head);
-    softmax.start(*query, group, cache->dim, scale, mass != nullptr);
-    attend_all(softmax, *cache, head / share, group, true);
-    softmax.finish(*out, lse, heads);
-    if (mass != nullptr) softmax.add_masses(0, group.count, mass + (head * rows->block_count + i) * columns);
+  each_task(rows->block_count, heads, share, heads_together(*cache), threads, [&](Workspace& at, int64_t i, int32_t head, int32_t count) {
+    Group group[kHeadsTogether];
+    for (int h = 0; h < count; ++h) {
+      group[h] = rows_of_head(*rows, rows->starts[i], rows->starts[i + 1], head + h);
+      at.softmax[h].start(*query, group[h], cache->dim, scale, true);
+    }
+    attend_all(at, *cache, head / share, count, group[0].greatest, true);
+    for (int h = 0; h < count; ++h) {
+      at.softmax[h].finish(*out, lse, heads);
+      at.softmax[h].add_masses(0, group[h].count, mass + ((head + h) * rows->block_count + i) * columns);
+    }
   });
 }
 
@@ -44,14 +44,15 @@ CROSSFILL_EXPORT void crossfill_block_mass_sampled(const crossfill::Tensor3* que
   const int32_t share = heads / cache->kv_heads;
   const int64_t sample = (kBlock + stride - 1) / stride, per_group = std::max<int64_t>(1, kLanes / sample);
   const int64_t groups = (rows->block_count + per_group - 1) / per_group;
-  each_task(groups, heads, share, threads, [&](Softmax& softmax, int64_t g, int32_t head) {
+  each_task(groups, heads, share, 1, threads, [&](Workspace& at, int64_t g, int32_t head, int32_t) {
+    Softmax& softmax = at.softmax[0];
     const int64_t from = g * per_group, to = std::min(from + per_group, rows->block_count);
     Group group;
     int starts[kLanes + 1] = {0};
     for (int64_t i = from; i < to; ++i)
       starts[i - from + 1] = starts[i - from] + add_sample(*rows, i, stride, head, group);
     softmax.start(*query, group, cache->dim, scale, true);
-    attend_all(softmax, *cache, head / share, group, false);
+    attend_all(at, *cache, head / share, 1, group.greatest, false);
     for (int64_t i = from; i < to; ++i)
       softmax.add_masses(starts[i - from], starts[i - from + 1], mass + (head * rows->block_count + i) * columns);
   });

@@ -43,8 +43,7 @@ class BlockReader {
  public:
   // Rows of positions first ... first + count - 1 of one KV head.
   const float* const* read(const Cache& cache, const Tensor3& side, int32_t kv_head, int64_t first, int count) {
-    const bool competing = side.stride0 * int64_t(sizeof(float)) % kCompeting == 0;
-    if (side.dtype == kFloat32 && !competing) {
+    if (!copies(side)) {
       for (int t = 0; t < count; ++t)
         rows_[t] = reinterpret_cast<const float*>(row_of(side, cache.row(first + t), kv_head));
       return rows_;
@@ -57,11 +56,37 @@ class BlockReader {
     return rows_;
   }
 
+  static bool copies(const Tensor3& side) {
+    return side.dtype != kFloat32 || side.stride0 * int64_t(sizeof(float)) % kCompeting == 0;
+  }
+
  private:
   static constexpr int64_t kCompeting = 2048;
 
   const float* rows_[kBlock];
   Buffer buffer_;
+};
+
+// A column block as far as the cache and the rows' past reach: a pointer for each key, and for each value if they are wanted.
+struct KeyBlock {
+  const float* const* keys;
+  const float* const* values;
+  int64_t first;
+  int count;
+};
+
+class KeyBlockReader {
+ public:
+  // Keys beyond position `greatest` are left out; there is one at least.
+  KeyBlock read(const Cache& cache, int32_t kv_head, int32_t column, int64_t greatest, bool with_values = true) {
+    const int64_t first = int64_t(column) * kBlock;
+    const int count = int(std::min<int64_t>(kBlock, std::min(cache.length, greatest + 1) - first));
+    const float* const* keys = keys_.read(cache, cache.keys, kv_head, first, count);
+    return {keys, with_values ? values_.read(cache, cache.values, kv_head, first, count) : nullptr, first, count};
+  }
+
+ private:
+  BlockReader keys_, values_;
 };
 
 // acc[r][v] += broadcast(column r of `scalars`) * vectors, over `count` steps: the inner loop of both products.
@@ -96,15 +121,13 @@ class Softmax {
     load_query(query, scale * kLog2e);
   }
 
-  // Attend to column block `column`, as far as it lies within the context and in the rows' past.
-  void visit(const Cache& cache, int32_t kv_head, int32_t column, bool with_values = true) {
-    const int64_t first = int64_t(column) * kBlock;
-    const int keys = int(std::min<int64_t>(kBlock, std::min(cache.length, group_->greatest + 1) - first));
-    if (keys <= 0) return;
-    const float* const* k = key_reader_.read(cache, cache.keys, kv_head, first, keys);
-    const float* const* v = with_values ? value_reader_.read(cache, cache.values, kv_head, first, keys) : nullptr;
+  // Attend to a block of keys that begins in the rows' past.
+  void visit(const KeyBlock& block) {
+    const int64_t first = block.first;
+    const int keys = block.count;
+    const float *const *k = block.keys, *const *v = block.values;
     if (record_) {
-      columns_.push_back(column);
+      columns_.push_back(int32_t(first / kBlock));
       used_max_.resize(columns_.size() * kLanes);
       block_sum_.resize(columns_.size() * kLanes);
     }
@@ -311,7 +334,6 @@ class Softmax {
   alignas(64) float max_[kLanes], sum_[kLanes], decay_[kLanes], limit_[kLanes];
   std::vector<int32_t> columns_;
   std::vector<float> used_max_, block_sum_;  // [column][lane]
-  BlockReader key_reader_, value_reader_;
 };
 
 }  // namespace crossfill

@@ -26,12 +26,10 @@ class Decode {
       read_floats(row_of(query, 0, kv_head * share + g), query.dtype, dim_, &query_[size_t(g) * dim_]);
     for (float& x : query_) x *= scale * kLog2e;
     for (int64_t first = 0; first <= position; first += kBlock) {
-      const int keys = int(std::min<int64_t>(kBlock, position + 1 - first));
-      const float* const* k = key_reader_.read(cache, cache.keys, kv_head, first, keys);
-      const float* const* v = value_reader_.read(cache, cache.values, kv_head, first, keys);
-      each_heads([&](auto heads, int g) { score<decltype(heads)::value>(k, g, keys); });
-      for (int g = 0; g < share; ++g) normalise(g, keys);
-      each_heads([&](auto heads, int g) { add_values<decltype(heads)::value>(v, g, keys); });
+      const KeyBlock block = reader_.read(cache, kv_head, int32_t(first / kBlock), position);
+      each_heads([&](auto heads, int g) { score<decltype(heads)::value>(block.keys, g, block.count); });
+      for (int g = 0; g < share; ++g) normalise(g, block.count);
+      each_heads([&](auto heads, int g) { add_values<decltype(heads)::value>(block.values, g, block.count); });
     }
     for (int g = 0; g < share; ++g) {
       float* result = &out_[size_t(g) * dim_];
@@ -126,7 +124,7 @@ class Decode {
 
   int dim_ = 0, share_ = 0;
   std::vector<float> query_, out_, score_, max_, sum_;  // [g][d], [g][d], [g][key], [g], [g]
-  BlockReader key_reader_, value_reader_;
+  KeyBlockReader reader_;
 };
 
 }  // namespace crossfill

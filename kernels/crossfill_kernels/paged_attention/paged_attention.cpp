@@ -5,10 +5,6 @@
 namespace crossfill {
 namespace {
 
-void attend_all(Softmax& softmax, const Cache& cache, int32_t kv_head, const Group& group) {
-  for (int32_t column = 0; int64_t(column) * kBlock <= group.greatest; ++column) softmax.visit(cache, kv_head, column);
-}
-
 // All heads of a KV head in one group: for few rows.
 Group rows_of_kv_head(const Rows& rows, int32_t kv_head, int32_t share) {
   Group group;
@@ -33,14 +29,23 @@ CROSSFILL_EXPORT void crossfill_paged_attention(const crossfill::Tensor3* query,
     }
     return;
   }
-  const bool few = rows->count * share <= kLanes;
-  const int64_t groups = few ? 1 : (rows->count + kLanes - 1) / kLanes;
-  const auto attend = [&](Softmax& softmax, int64_t i, int32_t head) {
-    const Group group = few ? rows_of_kv_head(*rows, head, share)
-                            : rows_of_head(*rows, i * kLanes, std::min((i + 1) * kLanes, rows->count), head);
-    softmax.start(*query, group, cache->dim, scale, false);
-    attend_all(softmax, *cache, few ? head : head / share, group);
-    softmax.finish(*out, nullptr, heads);
-  };
-  each_task(groups, few ? cache->kv_heads : heads, few ? 1 : share, threads, attend);
+  if (rows->count * share <= kLanes) {
+    each_task(1, cache->kv_heads, 1, 1, threads, [&](Workspace& at, int64_t, int32_t kv_head, int32_t) {
+      const Group group = rows_of_kv_head(*rows, kv_head, share);
+      at.softmax[0].start(*query, group, cache->dim, scale, false);
+      attend_all(at, *cache, kv_head, 1, group.greatest, true);
+      at.softmax[0].finish(*out, nullptr, heads);
+    });
+    return;
+  }
+  const int64_t groups = (rows->count + kLanes - 1) / kLanes;
+  each_task(groups, heads, share, heads_together(*cache), threads, [&](Workspace& at, int64_t i, int32_t head, int32_t count) {
+    Group group[kHeadsTogether];
+    for (int h = 0; h < count; ++h) {
+      group[h] = rows_of_head(*rows, i * kLanes, std::min((i + 1) * kLanes, rows->count), head + h);
+      at.softmax[h].start(*query, group[h], cache->dim, scale, false);
+    }
+    attend_all(at, *cache, head / share, count, group[0].greatest, true);
+    for (int h = 0; h < count; ++h) at.softmax[h].finish(*out, nullptr, heads);
+  });
 }
