@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready-cpu
 KERNELS := kernels/crossfill_kernels/native
-BUILT := $(KERNELS)/_build/sources.blake2b
+BUILT := $(KERNELS)/_build/stamp
 CONFIG ?= deploy/demo.yaml
 
 # One OpenMP thread a process: several processes share the cores here.

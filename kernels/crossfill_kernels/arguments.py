@@ -5,7 +5,7 @@ import torch
 from crossfill_kernels.blocks import BlockIndex
 from crossfill_kernels.errors import ArgumentError
 from crossfill_kernels.rows import Rows
-from crossfill_kernels.slots import Slots, length_of
+from crossfill_kernels.slots import Slots, is_run, length_of
 
 FLOATS = (torch.float32, torch.bfloat16)
 
@@ -45,11 +45,15 @@ def check_out(out: torch.Tensor, query: torch.Tensor) -> None:
     """`out` is like `query`."""
     if out.shape != query.shape:
         raise ArgumentError("out", f"want {list(query.shape)}, got {list(out.shape)}")
+    if 0 in out.stride() and out.numel():
+        raise ArgumentError("out", f"want an element for each number, got strides {out.stride()}")
     _check_like("out", out, query)
 
 
 def check_slots(slots: Slots, cache_rows: int, rows: Rows) -> None:
     """`slots` name rows of the cache, and every query row stands within the context."""
+    if isinstance(slots, slice) and not is_run(slots):
+        raise ArgumentError("slots", f"want a slice from a first to a last row, got {slots}")
     length = length_of(slots)
     if rows.last >= length:
         raise ArgumentError("slots", f"{length} positions, and a query row at position {rows.last}")
@@ -59,6 +63,8 @@ def check_slots(slots: Slots, cache_rows: int, rows: Rows) -> None:
         return
     if slots.dtype != torch.int64 or slots.dim() != 1 or not slots.is_contiguous():
         raise ArgumentError("slots", f"want contiguous int64 [T], got {slots.dtype} {list(slots.shape)}")
+    if slots.device != rows.positions.device:
+        raise ArgumentError("slots", f"on {slots.device}, rows on {rows.positions.device}")
     # A GPU would have to be waited for.
     if slots.device.type == "cpu" and length:
         low, high = (int(bound) for bound in slots.aminmax())
@@ -67,8 +73,8 @@ def check_slots(slots: Slots, cache_rows: int, rows: Rows) -> None:
 
 
 def check_scale(scale: float) -> None:
-    """`scale` is a finite number."""
-    if not -float("inf") < scale < float("inf"):
+    """`scale` is a finite float32."""
+    if not abs(scale) <= torch.finfo(torch.float32).max:
         raise ArgumentError("scale", f"want a finite number, got {scale}")
 
 
@@ -89,7 +95,7 @@ def check_index(index: BlockIndex, rows: Rows, query: torch.Tensor) -> None:
 
 def check_weights(weights: torch.Tensor, senders: int, device: torch.device) -> None:
     """`weights` is float32 [senders, H_R] on `device`, finite and nowhere negative; H_R is at least 1."""
-    if weights.dim() != 2 or weights.dtype != torch.float32 or weights.shape[0] != senders or weights.shape[1] == 0:
+    if weights.dim() != 2 or weights.dtype != torch.float32 or weights.shape[0] != senders or 0 in weights.shape:
         raise ArgumentError("weights", f"want float32 [{senders}, H_R], got {weights.dtype} {list(weights.shape)}")
     if weights.device != device:
         raise ArgumentError("weights", f"on {weights.device}, the map on {device}")

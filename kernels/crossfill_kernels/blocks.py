@@ -33,6 +33,7 @@ class BlockMass:
         check_blocks(self.blocks, self.mass.shape[1])
         if self.totals.dtype != torch.float32 or self.totals.shape != self.blocks.shape:
             raise ArgumentError("totals", f"want float32 [{self.mass.shape[1]}], got {list(self.totals.shape)}")
+        check_device(self.mass, blocks=self.blocks, totals=self.totals)
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class BlockIndex:
                 raise ArgumentError(name, f"want contiguous int32 [n], got {tensor.dtype} {list(tensor.shape)}")
             if length is not None and tensor.numel() != length:
                 raise ArgumentError(name, f"want {length} entries for {entries} lists, got {tensor.numel()}")
+        check_device(self.blocks, offsets=self.offsets, columns=self.columns)
 
     def to(self, device: torch.device | str) -> "BlockIndex":
         """The same index, with its tensors on `device`."""
@@ -141,6 +143,8 @@ class MapStorage:
             or not self.scales.is_contiguous()
         ):
             raise ArgumentError("scales", f"want contiguous float32 {list(self.blocks.shape[:2])}")
+        if self.scales is not None:
+            check_device(self.blocks, scales=self.scales)
 
 
 @dataclass(frozen=True)
@@ -172,6 +176,15 @@ class PackedMap:
             raise ArgumentError("offsets", f"want {self.blocks.numel() + 1}, got {self.offsets.numel()}")
         if self.slots.shape != self.columns.shape:
             raise ArgumentError("slots", f"want one an entry {list(self.columns.shape)}, got {list(self.slots.shape)}")
+        lists = {"offsets": self.offsets, "columns": self.columns, "slots": self.slots}
+        check_device(self.blocks, **lists, storage=self.storage.blocks)
+
+
+def check_device(first: torch.Tensor, **others: torch.Tensor) -> None:
+    """Raise an ArgumentError unless the others are where the first is."""
+    for name, tensor in others.items():
+        if tensor.device != first.device:
+            raise ArgumentError(name, f"on {tensor.device}, its partners on {first.device}")
 
 
 def check_blocks(blocks: torch.Tensor, count: int) -> None:

@@ -8,10 +8,11 @@ import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
+from crossfill_kernels.errors import ArgumentError
 from crossfill_kernels.native import library
 
 Implementation = Literal["reference", "native", "torch", "triton"]
@@ -23,7 +24,12 @@ _forced: Implementation | None = None
 
 
 def choose(
-    op: str, tensor: torch.Tensor, *, cpu: Implementation = "native", cuda: Implementation = "triton"
+    op: str,
+    tensor: torch.Tensor,
+    *,
+    cpu: Implementation = "native",
+    cuda: Implementation = "triton",
+    others: tuple[Implementation, ...] = (),
 ) -> Implementation:
     """The implementation for tensors like this one, counted as one call of `op`.
 
@@ -31,9 +37,12 @@ def choose(
         op: the op's name.
         tensor: one of the call's tensors; its device decides.
         cpu, cuda: what the op prefers on each.
+        others: what it has beside these and the reference.
     """
-    chosen = _forced or (cuda if tensor.is_cuda else cpu)
-    if chosen == "native" and library.load() is None:
+    has = {"reference", cpu, cuda, *others}
+    preferred = cuda if tensor.is_cuda else cpu
+    chosen = _forced if _forced in has else preferred
+    if chosen == "native" and (tensor.device.type != "cpu" or library.load() is None):
         chosen = "reference"
     _calls[op, chosen] += 1
     return chosen
@@ -45,6 +54,8 @@ def forced(implementation: Implementation) -> Iterator[None]:
 
     One switch for all threads of the process.
     """
+    if implementation not in get_args(Implementation):
+        raise ArgumentError("implementation", f"want one of {', '.join(get_args(Implementation))}")
     global _forced  # noqa: PLW0603  # one switch a process is the point
     before, _forced = _forced, implementation
     try:

@@ -28,6 +28,19 @@ class Rows:
     starts: torch.Tensor
     last: int
 
+    def __post_init__(self) -> None:
+        for name, tensor, dtype in (
+            ("positions", self.positions, torch.int64),
+            ("blocks", self.blocks, torch.int32),
+            ("starts", self.starts, torch.int32),
+        ):
+            if tensor.dtype != dtype or tensor.dim() != 1 or not tensor.is_contiguous():
+                raise ArgumentError(name, f"want contiguous {dtype} [n], got {tensor.dtype} {list(tensor.shape)}")
+            if tensor.device != self.positions.device:
+                raise ArgumentError(name, f"on {tensor.device}, positions on {self.positions.device}")
+        if self.starts.numel() != self.blocks.numel() + 1:
+            raise ArgumentError("starts", f"want {self.blocks.numel() + 1}, got {self.starts.numel()}")
+
     @property
     def count(self) -> int:
         """Number of rows n."""
@@ -44,7 +57,7 @@ class Rows:
 
 
 def rows_at(positions: torch.Tensor | range) -> Rows:
-    """Group query rows by row block.
+    """Group query rows by row block; the only way to make `Rows` by hand.
 
     Args:
         positions: integers [n], strictly ascending and not negative; n may be 0.
@@ -56,10 +69,11 @@ def rows_at(positions: torch.Tensor | range) -> Rows:
         ArgumentError: the positions are no one-dimensional integers, are negative, or do not ascend.
     """
     if isinstance(positions, range):
-        positions = torch.arange(positions.start, max(positions.start, positions.stop), positions.step)
+        positions = torch.tensor(positions, dtype=torch.int64)
     if positions.dim() != 1 or positions.dtype not in (torch.int32, torch.int64):
         raise ArgumentError("positions", f"want integers [n], got {positions.dtype} {list(positions.shape)}")
-    host = positions.to("cpu", torch.int64).contiguous()
+    # A copy: the caller may go on to change its own.
+    host = positions.to("cpu", torch.int64, copy=True).contiguous()
     if host.numel() and (int(host[0]) < 0 or not bool((host.diff() > 0).all())):
         raise ArgumentError("positions", "want strictly ascending positions from 0 on")
     blocks, counts = torch.unique_consecutive(host // BLOCK, return_counts=True)

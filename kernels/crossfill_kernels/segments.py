@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from crossfill_kernels.errors import ArgumentError
-from crossfill_kernels.slots import Slots, length_of
+from crossfill_kernels.slots import Slots, is_run, length_of
 
 DTYPES = (torch.float32, torch.bfloat16)
 """What caches are stored in."""
@@ -142,7 +142,7 @@ def _slots(name: str, tensor: torch.Tensor, slots: Slots | None) -> Slots:
     if slots is None:
         return slice(0, rows)
     if isinstance(slots, slice):
-        if slots.start is None or slots.stop is None or slots.step not in (None, 1) or slots.stop < slots.start:
+        if not is_run(slots):
             raise ArgumentError(name, f"want a slice from a first to a last row, got {slots}")
         first, last = slots.start, slots.stop - 1
     else:

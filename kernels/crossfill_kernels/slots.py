@@ -32,6 +32,11 @@ def as_slots(indices: torch.Tensor) -> Slots:
     return indices.long()
 
 
+def is_run(slots: slice) -> bool:
+    """Whether a slice names its first row and the one after its last, and leaves none out."""
+    return slots.start is not None and slots.stop is not None and slots.step in (None, 1) and slots.start <= slots.stop
+
+
 def length_of(slots: Slots) -> int:
     """Number of positions that `slots` names."""
     return slots.stop - slots.start if isinstance(slots, slice) else slots.numel()

@@ -14,6 +14,16 @@ from crossfill_kernels.slots import Slots, as_slots
 NATIVE_FOLDER = Path(os.environ.get("CROSSFILL_TEST_NATIVE_FOLDER", library.BUILD_FOLDER))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def chosen_build() -> Iterator[None]:
+    """Tests that name no variant run on the best one of the build under test, too."""
+    if NATIVE_FOLDER == library.BUILD_FOLDER:
+        yield
+    else:
+        with library.replaced(library.runnable_variants()[0], NATIVE_FOLDER):
+            yield
+
+
 @pytest.fixture(params=library.runnable_variants())
 def native_variant(request) -> Iterator[str]:
     """Each variant of the C++ library that this processor runs serves the CPU kernels in turn."""

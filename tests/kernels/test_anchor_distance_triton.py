@@ -35,6 +35,15 @@ def test_equals_reference(triton_device, length, anchors, rank, width, dtype):
         torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
 
 
+def test_heads_of_one_number_may_stand_apart(triton_device):
+    segment, left, right = case(20, 2, 3, 4, torch.float32, triton_device)
+    apart = torch.full((20, 8, 1), float("nan"), device=triton_device)[:, ::2]
+    apart.copy_(segment.view(20, 4, 1))
+    with dispatch.forced("triton"):
+        got = anchor_distance(apart, left, right)
+    torch.testing.assert_close(got, anchor_distance_reference(segment, left, right), atol=1e-5, rtol=1e-5)
+
+
 @pytest.mark.parametrize("apart", [False, True], ids=["heads-adjacent", "heads-apart"])
 def test_reads_scattered_rows(triton_device, apart):
     segment, left, right = case(40, 2, 8, 48, torch.float32, triton_device)

@@ -62,9 +62,24 @@ def test_lists_may_be_shorter_than_their_buffer():
             lambda: PackedMap(1, blocks(0), blocks(0, 1), blocks(0), blocks(0, 1), MapStorage(torch.zeros(2, 64, 64))),
             "slots",
         ),
+        (lambda: BlockIndex(1, blocks(0), blocks(0, 1).to("meta"), blocks(0)), "offsets"),
+        (lambda: BlockMass(torch.zeros(1, 1, 1), blocks(0), torch.ones(1, device="meta")), "totals"),
         (lambda: index_of(torch.ones(1, 2, 2), blocks(0, 1)), "mask"),
     ],
-    ids=["mass", "mass-blocks", "totals", "offsets", "columns", "slots-shape", "no-scales", "scales", "slots", "mask"],
+    ids=[
+        "mass",
+        "mass-blocks",
+        "totals",
+        "offsets",
+        "columns",
+        "slots-shape",
+        "no-scales",
+        "scales",
+        "slots",
+        "index-device",
+        "mass-device",
+        "mask",
+    ],
 )
 def test_a_misfit_names_the_argument(make, argument):
     with pytest.raises(ArgumentError) as caught:

@@ -120,6 +120,17 @@ def test_query_and_out_may_be_strided(attention_case):
     assert torch.equal(out, run(case, index))
 
 
+@pytest.mark.usefixtures("native_variant")
+def test_nan_is_not_hidden(attention_case):
+    case = attention_case(range(100), 100)
+    case.query[70, 2] = float("nan")
+    index = random_index(case, 1.0)
+    want = guided_attention_reference(case.query, case.keys, case.values, case.slots, case.rows, index, scale=SCALE)
+    out = run(case, index)
+    assert out[70, 2].isnan().all()
+    torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-5, equal_nan=True)
+
+
 def test_several_threads_get_what_one_gets(attention_case):
     cases = [attention_case(range(500), 500, seed=seed) for seed in range(4)]
     want = [run(case, random_index(case, 0.5)) for case in cases]
@@ -180,12 +191,17 @@ def blocks(*numbers):
         (lambda a: a | {"slots": torch.arange(200, dtype=torch.int32)}, "slots"),
         (lambda a: a | {"slots": torch.arange(200) + 50}, "slots"),
         (lambda a: a | {"slots": torch.arange(200) - 1}, "slots"),
+        (lambda a: a | {"slots": torch.arange(200, device="meta")}, "slots"),
+        (lambda a: a | {"slots": slice(0, 200, 2)}, "slots"),
+        (lambda a: a | {"slots": slice(None, 200)}, "slots"),
         (lambda a: a | {"rows": rows_at(range(100))}, "rows"),
         (lambda a: a | {"index": BlockIndex(3, blocks(0, 1, 2, 3), blocks(*[0] * 13), blocks())}, "index"),
         (lambda a: a | {"index": BlockIndex(6, blocks(0, 1, 2), blocks(*[0] * 19), blocks())}, "index"),
         (lambda a: a | {"index": BlockIndex(6, blocks(0, 1, 2, 4), blocks(*[0] * 25), blocks())}, "index"),
         (lambda a: a | {"index": BlockIndex(6, blocks(0, 1, 2, 3), blocks(*[0] * 24, 1), blocks(4))}, "columns"),
         (lambda a: a | {"scale": float("nan")}, "scale"),
+        (lambda a: a | {"scale": 1e39}, "scale"),
+        (lambda a: a | {"out": a["out"][:1].expand(200, -1, -1)}, "out"),
         (lambda a: a | {"out": a["out"][:1]}, "out"),
         (lambda a: a | {"out": a["out"].bfloat16()}, "out"),
     ],

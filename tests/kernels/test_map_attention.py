@@ -291,7 +291,6 @@ def with_map(**fields):
         (with_map(columns=lambda p: p.columns + 4), "packed"),
         (with_map(slots=lambda p: p.slots - 5), "packed"),
         (with_map(slots=lambda p: p.slots + 9), "packed"),
-        (with_map(storage=lambda p: MapStorage(p.storage.blocks.to("meta"))), "packed"),
     ],
 )
 def test_a_misfit_names_the_argument_before_anything_is_written(attention_case, change, argument):

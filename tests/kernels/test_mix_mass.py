@@ -221,3 +221,24 @@ def test_a_field_of_the_wrong_form_is_named(field, value):
     with pytest.raises(ArgumentError) as caught:
         QuantisedMass(1, **{**fields, field: value})
     assert caught.value.argument == field
+
+
+@pytest.mark.parametrize(
+    ("blocks", "columns", "argument"),
+    [
+        ([3], [2, 2, 1], "columns"),
+        ([3], [3, 1, 0], "columns"),
+        ([1], [0, 1, 2], "columns"),
+        ([4], [0, 1, 2], "columns"),
+    ],
+    ids=["twice", "falling", "above-diagonal", "no-such-block"],
+)
+def test_published_lists_are_checked_before_they_are_mixed(blocks, columns, argument):
+    def ints(*numbers):
+        return torch.tensor(numbers, dtype=torch.int32)
+
+    codes = torch.full((3,), 200, dtype=torch.uint8)
+    mass = QuantisedMass(1, ints(*blocks), ints(0, 3), ints(*columns), codes)
+    with pytest.raises(ArgumentError) as caught:
+        mix_mass(mass, torch.ones(1, 1), 4)
+    assert caught.value.argument == argument

@@ -210,6 +210,25 @@ def test_extreme_scores_keep_their_row_whole(attention_case):
         torch.testing.assert_close(sums, torch.ones_like(sums), atol=3e-2, rtol=0)
 
 
+@pytest.mark.parametrize("storage", STORAGES, ids=str)
+@pytest.mark.usefixtures("native_variant")
+def test_nan_is_not_hidden(attention_case, storage):
+    case = attention_case(range(64), 64)
+    case.query[9, 2] = float("nan")
+    blocks = unpacked(pack(case, random_index(case, 1.0), storage))
+    assert blocks[2, 9, :10].isnan().all()
+    assert not blocks[2, :9].isnan().any()
+    assert not blocks[1].isnan().any()
+
+
+@pytest.mark.usefixtures("native_variant")
+def test_a_sum_that_is_far_too_small_gives_no_negative_probability(attention_case):
+    case = attention_case(range(64), 64)
+    lse = lse_of(case) - 200.0
+    packed = pack(case, random_index(case, 1.0), renormalise=False, lse=lse)
+    assert (unpacked(packed) >= 0).all()
+
+
 @pytest.mark.usefixtures("native_variant")
 def test_query_and_lse_may_be_strided(attention_case):
     case = attention_case(range(100), 100)

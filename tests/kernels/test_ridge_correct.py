@@ -204,3 +204,11 @@ def test_a_map_whose_parts_do_not_fit_names_the_part(change, argument):
     with pytest.raises(ArgumentError) as caught:
         RidgeMap(**{**fitting, **change})
     assert caught.value.argument == argument
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_mean_much_greater_than_what_varies_costs_no_digits(form):
+    state = state_of(form=form)
+    far = RidgeMap(state.mean + 300.0, state.weights, state.bias, state.basis_in, state.basis_out)
+    source = 0.1 * source_of(40) + far.mean.view(HEADS, DIM)
+    assert_equals_reference(source, far)

@@ -125,9 +125,11 @@ def test_keys_may_be_strided():
     torch.testing.assert_close(out, run(keys.contiguous(), 9, frequencies()), atol=0, rtol=0)
 
 
-def test_narrow_keys_may_become_float32():
+@pytest.mark.parametrize("implementation", ["native", "reference"])
+def test_narrow_keys_may_become_float32(implementation):
     keys, out = keys_of(30, dtype=torch.bfloat16), torch.full((30, 3, 64), float("nan"))
-    rope_rerotate(keys, 9, frequencies(), out=out)
+    with dispatch.forced(implementation):
+        rope_rerotate(keys, 9, frequencies(), out=out)
     want = rope_rerotate_reference(keys.float(), 9, frequencies())
     torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-5)
 

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from crossfill_kernels.errors import ArgumentError
-from crossfill_kernels.rows import newest_rows, rows_at
+from crossfill_kernels.rows import Rows, newest_rows, rows_at
 
 
 def test_rows_fall_into_blocks_of_64_positions():
@@ -24,10 +24,43 @@ def test_no_rows_are_rows(positions):
     assert (rows.count, rows.block_count, rows.last, rows.starts.tolist()) == (0, 0, -1, [0])
 
 
+def test_rows_keep_their_positions_when_the_caller_goes_on():
+    positions = torch.arange(3)
+    rows = rows_at(positions)
+    positions += 64
+    assert rows.positions.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("change", "argument"),
+    [
+        ({"positions": torch.arange(3, dtype=torch.int32)}, "positions"),
+        ({"positions": torch.arange(6)[::2]}, "positions"),
+        ({"blocks": torch.zeros(1, dtype=torch.int64)}, "blocks"),
+        ({"starts": torch.zeros(3, dtype=torch.int32)}, "starts"),
+        ({"starts": torch.zeros(2, dtype=torch.int32, device="meta")}, "starts"),
+    ],
+    ids=["dtype", "strided", "blocks", "starts", "device"],
+)
+def test_rows_made_by_hand_are_checked(change, argument):
+    made = rows_at(range(3))
+    fields = {"positions": made.positions, "blocks": made.blocks, "starts": made.starts, "last": 2}
+    with pytest.raises(ArgumentError) as caught:
+        Rows(**(fields | change))
+    assert caught.value.argument == argument
+
+
 @pytest.mark.parametrize(
     "positions",
-    [torch.tensor([2, 2]), torch.tensor([3, 1]), torch.tensor([-1, 0]), torch.tensor([[1]]), torch.tensor([0.0])],
-    ids=["twice", "falling", "negative", "rank", "float"],
+    [
+        range(10, 0, -1),
+        torch.tensor([2, 2]),
+        torch.tensor([3, 1]),
+        torch.tensor([-1, 0]),
+        torch.tensor([[1]]),
+        torch.tensor([0.0]),
+    ],
+    ids=["backwards", "twice", "falling", "negative", "rank", "float"],
 )
 def test_positions_must_ascend_from_0(positions):
     with pytest.raises(ArgumentError, match="positions"):

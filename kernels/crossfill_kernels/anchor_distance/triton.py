@@ -70,7 +70,7 @@ def token_squares_triton(segment: SegmentRows, left: torch.Tensor, right: torch.
     """‖C[t] - A_v[t] B_v‖², float32 [N, T]; arguments were checked."""
     merged = segment.merged()
     if merged is None:
-        rows = segment.read().flatten(1)
+        rows = segment.read().flatten(1).contiguous()
         merged = SegmentRows(rows.unsqueeze(1), slice(0, segment.length))
     left, right = unit_stride(left), unit_stride(right)
     squares = torch.empty(left.shape[:2], dtype=torch.float32, device=left.device)

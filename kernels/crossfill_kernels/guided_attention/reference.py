@@ -35,7 +35,8 @@ def guided_attention_reference(
     """
     scores = causal_scores(query, key_cache, slots, rows, scale=scale)  # [H, n, T]
     scores = scores.masked_fill(~kept_keys(index, rows, scores.shape[2]), float("-inf"))
-    probabilities = scores.softmax(dim=-1).nan_to_num(0.0)
+    sees_none = scores.isneginf().all(dim=-1, keepdim=True)
+    probabilities = scores.softmax(dim=-1).masked_fill(sees_none, 0.0)
     group = query.shape[1] // key_cache.shape[1]
     values = value_cache[slots].double().repeat_interleave(group, dim=1)
     return torch.einsum("hnt,thd->nhd", probabilities, values).to(query.dtype)

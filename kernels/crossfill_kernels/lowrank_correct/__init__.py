@@ -60,7 +60,8 @@ def lowrank_correct(
         return
     chosen = dispatch.choose("lowrank_correct", source, cpu="torch")
     if chosen == "reference":
-        write.write(lowrank_correct_reference(read.read(), left, right, weights, rotation=rotation))
+        wide = read.read().to(write.data.dtype)
+        write.write(lowrank_correct_reference(wide, left, right, weights, rotation=rotation))
     elif chosen == "triton":
         from crossfill_kernels.lowrank_correct.triton import correct_triton
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from crossfill_kernels.blocks import check_blocks
+from crossfill_kernels.blocks import BlockIndex, check_blocks, check_device
 from crossfill_kernels.errors import ArgumentError
 
 STEPS = 16
@@ -45,6 +45,7 @@ class QuantisedMass:
             raise ArgumentError(
                 "codes", f"want contiguous uint8 {list(self.columns.shape)}, got {list(self.codes.shape)}"
             )
+        check_device(self.blocks, offsets=self.offsets, columns=self.columns, codes=self.codes)
 
     def check_content(self, columns: int) -> None:
         """Read the lists themselves, as `BlockIndex.check_content` does.
@@ -53,18 +54,18 @@ class QuantisedMass:
             columns: number of column blocks that they have to fit into.
 
         Raises:
-            ArgumentError: offsets fall or do not end with the columns; a column or a row block lies outside 0 …
-                columns - 1.
+            ArgumentError: offsets fall or do not end with the columns; a list does not ascend or leaves 0 … its row
+                block; the row blocks do not ascend or leave 0 … columns - 1.
         """
         if int(self.offsets[0]) != 0 or int(self.offsets[-1]) != self.columns.numel():
             raise ArgumentError("offsets", f"want them to rise from 0 to {self.columns.numel()}")
         if bool((self.offsets.diff() < 0).any()):
             raise ArgumentError("offsets", "want them to rise")
-        for tensor in (self.columns, self.blocks):
-            if tensor.numel():
-                least, greatest = (int(bound) for bound in tensor.aminmax())
-                if least < 0 or greatest >= columns:
-                    raise ArgumentError("columns", f"blocks {least} … {greatest} for {columns} column blocks")
+        if bool((self.blocks < 0).any()) or bool((self.blocks.diff() <= 0).any()):
+            raise ArgumentError("blocks", "want ascending row blocks from 0 on")
+        if self.blocks.numel() and int(self.blocks[-1]) >= columns:
+            raise ArgumentError("columns", f"row block {int(self.blocks[-1])} in {columns} column blocks")
+        BlockIndex(self.heads, self.blocks, self.offsets, self.columns).check_content()
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """Builds the C++ library of the CPU kernels with CMake, at set-up: `python -m crossfill_kernels.native.build`."""
 
 import argparse
+import fcntl
 import os
 import shutil
 import subprocess
@@ -8,30 +9,47 @@ import sys
 from pathlib import Path
 
 from crossfill_kernels.errors import NativeLibraryError
-from crossfill_kernels.native.library import BUILD_FOLDER, PACKAGE, STAMP, digest
+from crossfill_kernels.native.library import BUILD_FOLDER, PACKAGE, STAMP, fault_of, stamp_of
+
+_FLAGS = ("CXXFLAGS", "CFLAGS", "CPPFLAGS", "LDFLAGS")
 
 
 def build(folder: Path = BUILD_FOLDER, *, sanitize: bool = False) -> None:
-    """Compile every variant of the library into `folder`; only what changed is compiled again.
+    """Compile every variant of the library into `folder`, unless it holds these sources' already.
+
+    Several processes may build at once; one does the work. Flags of the environment (CXXFLAGS and its like) are left
+    out: `-ffast-math` in a library changes the arithmetic of the whole process, `-march=native` the portable variant.
 
     Args:
         folder: where the build goes.
         sanitize: with the address and undefined-behaviour sanitizers, for tests.
 
     Raises:
-        NativeLibraryError: there is no CMake or no C++ compiler, or the compiler fails; the message says how.
+        NativeLibraryError: there is no CMake or no C++ compiler, the compiler fails, or the folder cannot be written;
+            the message says how.
     """
-    stamp = folder / STAMP
-    wanted = digest()
-    if stamp.exists() and stamp.read_text(encoding="ascii") == wanted:
-        stamp.touch()  # newer than the sources, for `make`
-        return
-    stamp.unlink(missing_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if fault_of(folder, sanitize=sanitize) is None:
+                (folder / STAMP).touch()  # newer than the sources, for `make`
+                return
+            _compile(folder, sanitize=sanitize)
+    except OSError as error:
+        if fault_of(folder, sanitize=sanitize) is not None:
+            raise NativeLibraryError(f"{folder} cannot be written: {error}") from error
+
+
+def _compile(folder: Path, *, sanitize: bool) -> None:
+    (folder / STAMP).unlink(missing_ok=True)
     cmake = _program("cmake")
     flag = "ON" if sanitize else "OFF"
-    _run([cmake, "-S", str(PACKAGE / "native"), "-B", str(folder), "-G", "Ninja", f"-DCROSSFILL_SANITIZE={flag}"])
+    source = ["-S", str(PACKAGE / "native"), "-B", str(folder), "-G", "Ninja", f"-DCROSSFILL_SANITIZE={flag}"]
+    # Fresh, since the checkout may have been moved or the compiler changed.
+    _run([cmake, "--fresh", *source])
     _run([cmake, "--build", str(folder)])
-    stamp.write_text(wanted, encoding="ascii")
+    (folder / STAMP).write_text(stamp_of(folder, sanitize=sanitize), encoding="utf-8")
 
 
 def _program(name: str) -> str:
@@ -45,12 +63,15 @@ def _program(name: str) -> str:
 
 def _run(command: list[str]) -> None:
     beside = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    kept = {name: value for name, value in os.environ.items() if name not in _FLAGS}
     done = subprocess.run(  # noqa: S603  # our own command line
-        command, capture_output=True, text=True, check=False, env={**os.environ, "PATH": beside}
+        command, capture_output=True, text=True, check=False, env={**kept, "PATH": beside}
     )
     if done.returncode:
         tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-20:])
-        raise NativeLibraryError(f"{' '.join(command[:3])} … failed (is a C++ compiler installed?):\n{tail}")
+        raise NativeLibraryError(
+            f"{' '.join(command[:3])} … failed (without a C++ compiler, install one: g++ or clang++):\n{tail}"
+        )
 
 
 def main() -> int:

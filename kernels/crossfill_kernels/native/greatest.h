@@ -15,6 +15,7 @@ class Greatest {
 
   // `mass` is not negative, so that its bits rise with it.
   void add(float mass, int32_t column) {
+    mass += 0.0f;  // -0 is 0
     uint32_t bits;
     std::memcpy(&bits, &mass, sizeof bits);
     keys_.push_back(uint64_t(bits) << 32 | uint32_t(~column));

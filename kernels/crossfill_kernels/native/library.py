@@ -20,7 +20,7 @@ from crossfill_kernels.rows import Rows
 
 PACKAGE = Path(__file__).resolve().parent.parent
 BUILD_FOLDER = PACKAGE / "native" / "_build"
-STAMP = "sources.blake2b"
+STAMP = "stamp"
 _RUNNABLE = {"AVX512": ("avx512", "avx2", "generic"), "AVX2": ("avx2", "generic")}
 
 _log = logging.getLogger(__name__)
@@ -254,16 +254,33 @@ def digest() -> str:
     return summary.hexdigest()
 
 
+def stamp_of(folder: Path, *, sanitize: bool = False) -> str:
+    """What a complete build of these sources leaves beside its libraries: digest, kind, and the size of each."""
+    libraries = sorted(folder.glob("libcrossfill_*.so"))
+    sizes = [f"{path.name} {path.stat().st_size}" for path in libraries]
+    return "\n".join([digest(), "sanitized" if sanitize else "plain", *sizes]) + "\n"
+
+
+def fault_of(folder: Path, *, sanitize: bool = False) -> str | None:
+    """Why the build in `folder` is not to be used; None if it is."""
+    try:
+        stamp = (folder / STAMP).read_bytes()
+    except OSError:
+        return "their C++ library was not built"
+    if stamp != stamp_of(folder, sanitize=sanitize).encode():
+        return "their C++ library was built from other sources, or not to the end"
+    return None
+
+
 def _open() -> tuple[str, ctypes.CDLL]:
     remedy = "build it: python -m crossfill_kernels.native.build"
-    stamp = BUILD_FOLDER / STAMP
-    if not stamp.exists():
-        raise NativeLibraryError(f"their C++ library was not built; {remedy}")
-    if stamp.read_text(encoding="ascii") != digest():
-        raise NativeLibraryError(f"their C++ library was built from other sources; {remedy}")
+    if fault := fault_of(BUILD_FOLDER):
+        raise NativeLibraryError(f"{fault}; {remedy}")
     variant = runnable_variants()[0]
     path = BUILD_FOLDER / f"libcrossfill_{variant}.so"
     try:
         return variant, ctypes.CDLL(str(path))
     except OSError as error:
-        raise NativeLibraryError(f"{path.name} cannot be loaded ({error}); {remedy}") from error
+        raise NativeLibraryError(
+            f"{path.name} cannot be loaded ({error}); remove {BUILD_FOLDER} and {remedy}"
+        ) from error

@@ -139,7 +139,9 @@ float exponentiate(const Task& task, int row, float offset) {
   for (int e = 0; e < task.kept; ++e) {
     float* scores = task.scores(e) + row * kBlock;
     for (int i = 0; i < kBlock; i += kWidth) {
-      const Vec x = exp2(load(scores + i) - broadcast(offset));
+      const Vec exponent = load(scores + i) - broadcast(offset);
+      // Beyond what exp2 takes; only a log-sum-exp that is too small leads there.
+      const Vec x = select_ge(exponent, broadcast(127.0f), broadcast(FLT_MAX), exp2(exponent));
       total = total + x;
       store(scores + i, x);
     }
@@ -147,10 +149,21 @@ float exponentiate(const Task& task, int row, float offset) {
   return sum(total);
 }
 
+float row_sum(const float* row) {
+  Vec total = broadcast(0.0f);
+  for (int i = 0; i < kBlock; i += kWidth) total = total + load(row + i);
+  return sum(total);
+}
+
 void write_codes(const float* row, float* scale, uint8_t* to) {
   Vec greatest = broadcast(0.0f);
   for (int i = 0; i < kBlock; i += kWidth) greatest = max(greatest, load(row + i));
   *scale = largest(greatest) / 255.0f;
+  if (!(row_sum(row) >= 0.0f)) {  // NaN is passed on, by the scale
+    *scale = std::numeric_limits<float>::quiet_NaN();
+    std::fill(to, to + kBlock, uint8_t(1));
+    return;
+  }
   // A scale that cannot be inverted stands for a row of nothing.
   if (!(*scale >= FLT_MIN)) *scale = 0.0f;
   const float inverse = *scale > 0.0f ? 1.0f / *scale : 0.0f;

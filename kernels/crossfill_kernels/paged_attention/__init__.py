@@ -50,12 +50,14 @@ def paged_attention(
     # The narrow variant takes 2 to 3 times as long as torch's kernel, which uses whatever the processor has.
     narrow = library.status().variant in {None, "generic"}
     newest = rows.count == 0 or rows.count == length_of(slots) - int(rows.positions[0])
-    chosen = dispatch.choose("paged_attention", query, cpu="torch" if narrow and newest else "native", cuda="reference")
+    preferred: dispatch.Implementation = "torch" if narrow and newest else "native"
+    others: tuple[dispatch.Implementation, ...] = ("native", "torch") if newest else ("native",)
+    chosen = dispatch.choose("paged_attention", query, cpu=preferred, cuda="reference", others=others)
     if rows.count == 0:
         return
     if chosen == "native":
         paged_attention_native(query, key_cache, value_cache, slots, rows, scale=scale, out=out)
-    elif chosen == "torch" and newest:
+    elif chosen == "torch":
         paged_attention_flash(query, key_cache, value_cache, slots, scale=scale, out=out)
     else:
         out.copy_(paged_attention_reference(query, key_cache, value_cache, slots, rows, scale=scale))

@@ -25,7 +25,7 @@ class Decode {
     for (int g = 0; g < share; ++g)
       read_floats(row_of(query, 0, kv_head * share + g), query.dtype, dim_, &query_[size_t(g) * dim_]);
     for (float& x : query_) x *= scale * kLog2e;
-    for (int64_t first = 0; first <= position; first += kBlock) {
+    for (int64_t first = 0; first <= std::min(position, cache.length - 1); first += kBlock) {
       const KeyBlock block = reader_.read(cache, kv_head, int32_t(first / kBlock), position);
       each_heads([&](auto heads, int g) { score<decltype(heads)::value>(block.keys, g, block.count); });
       for (int g = 0; g < share; ++g) normalise(g, block.count);

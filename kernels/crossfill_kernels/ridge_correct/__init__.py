@@ -55,7 +55,8 @@ def ridge_correct(
         return
     chosen = dispatch.choose("ridge_correct", source, cpu="torch", cuda="triton" if state.fits_kernel else "torch")
     if chosen == "reference":
-        write.write(ridge_correct_reference(read.read(), state, rotation=rotation))
+        wide = read.read().to(write.data.dtype)
+        write.write(ridge_correct_reference(wide, state, rotation=rotation))
     elif chosen == "triton" and state.fits_kernel:
         from crossfill_kernels.ridge_correct.triton import ridge_triton
 

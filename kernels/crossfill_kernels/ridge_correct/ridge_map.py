@@ -18,12 +18,10 @@ class Folded:
     Attributes:
         down: float32 [D, k].
         up: float32 [k, D], or None (k = D).
-        shift: float32 [k], -mean · down; without `up` the bias is in it.
     """
 
     down: torch.Tensor
     up: torch.Tensor | None
-    shift: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -79,10 +77,7 @@ class RidgeMap:
                 narrow_out = weights.shape[1] <= weights.shape[0]
                 other = self.basis_out.double()
                 down, up = (down @ weights, other) if narrow_out else (down, weights @ other)
-        shift = -(self.mean.double() @ down)
-        if up is None:
-            shift = shift + self.bias.double()
-        return Folded(down.float().contiguous(), None if up is None else up.float().contiguous(), shift.float())
+        return Folded(down.float().contiguous(), None if up is None else up.float().contiguous())
 
     @property
     def fits_kernel(self) -> bool:

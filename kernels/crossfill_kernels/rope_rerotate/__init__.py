@@ -93,4 +93,4 @@ def _rotate(source: SegmentRows, target: SegmentRows, rotation: Rotation) -> Non
 
         rotate_triton(source, target, rotation)
     else:
-        target.write(rotate_reference(source.read(), rotation))
+        target.write(rotate_reference(source.read().to(target.data.dtype), rotation))

@@ -56,8 +56,32 @@ def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
 
 
 def test_what_is_built_is_not_built_again(monkeypatch, sanitized):
-    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(build, "_run", lambda command: pytest.fail(f"ran {command}"))
     build.build(sanitized, sanitize=True)
+
+
+def test_what_is_built_without_sanitizers_is_built_again_with_them(monkeypatch, sanitized):
+    commands = []
+    monkeypatch.setattr(build, "_compile", lambda folder, *, sanitize: commands.append(sanitize))
+    build.build(sanitized, sanitize=False)
+    assert commands == [False]
+
+
+def test_flags_of_the_environment_are_left_out(monkeypatch):
+    monkeypatch.setenv("CXXFLAGS", "-ffast-math")
+    seen = []
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, env, **_: seen.append(env) or subprocess.CompletedProcess(command, 0, "", "")
+    )
+    build._run(["cmake"])
+    assert "CXXFLAGS" not in seen[0]
+    assert seen[0]["PATH"]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(NativeLibraryError, match="taken"):
+        build.build(tmp_path / "taken" / "below")
 
 
 def test_the_cpu_kernels_are_clean_under_sanitizers(sanitized):

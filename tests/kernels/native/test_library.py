@@ -29,18 +29,35 @@ def test_a_missing_library_is_told_once_with_the_remedy(monkeypatch, tmp_path, c
 
 
 def test_a_library_of_other_sources_is_not_loaded(monkeypatch, tmp_path):
-    (tmp_path / library.STAMP).write_text("0" * 32)
+    (tmp_path / library.STAMP).write_text("0" * 32 + "\nplain\n")
     fresh(monkeypatch, tmp_path)
     assert library.load() is None
     assert "other sources" in library.status().reason
 
 
 def test_a_broken_library_is_not_loaded(monkeypatch, tmp_path):
-    (tmp_path / library.STAMP).write_text(library.digest())
     (tmp_path / f"libcrossfill_{library.runnable_variants()[0]}.so").write_bytes(b"no library")
+    (tmp_path / library.STAMP).write_text(library.stamp_of(tmp_path))
     fresh(monkeypatch, tmp_path)
     assert library.load() is None
     assert "cannot be loaded" in library.status().reason
+
+
+def test_a_library_that_was_cut_short_is_not_loaded(monkeypatch, tmp_path):
+    path = tmp_path / f"libcrossfill_{library.runnable_variants()[0]}.so"
+    path.write_bytes(b"no library")
+    (tmp_path / library.STAMP).write_text(library.stamp_of(tmp_path))
+    path.write_bytes(b"no lib")
+    fresh(monkeypatch, tmp_path)
+    assert library.load() is None
+    assert "not to the end" in library.status().reason
+
+
+@pytest.mark.parametrize("stamp", [b"", b"\xff\xfe", b"x" * 10000], ids=["empty", "no-text", "long"])
+def test_any_other_stamp_is_not_trusted(monkeypatch, tmp_path, stamp):
+    (tmp_path / library.STAMP).write_bytes(stamp)
+    fresh(monkeypatch, tmp_path)
+    assert library.load() is None
 
 
 def test_a_function_without_a_library_says_why():
