@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import strategies as st
 
 from crossfill_kernels.native import library
 from crossfill_kernels.rows import Rows, rows_at
@@ -65,6 +66,26 @@ def attention_case() -> Callable[..., AttentionCase]:
         return AttentionCase(query, keys, values, as_slots(indices), rows)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def drawn_case(attention_case) -> Callable[..., AttentionCase]:
+    """Let hypothesis draw the inputs: any rows of a context of up to `longest` tokens, any heads, odd dimensions."""
+
+    def draw(data, longest):
+        context = data.draw(st.integers(1, longest))
+        kv_heads, group = data.draw(st.sampled_from([1, 2, 3])), data.draw(st.sampled_from([1, 3]))
+        return attention_case(
+            sorted(data.draw(st.sets(st.integers(0, context - 1), max_size=90))),
+            context,
+            heads=kv_heads * group,
+            kv_heads=kv_heads,
+            dim=data.draw(st.sampled_from([1, 7, 32, 64, 80, 128])),
+            scattered=data.draw(st.booleans()),
+            seed=data.draw(st.integers(0, 2**20)),
+        )
+
+    return draw
 
 
 @pytest.fixture(scope="session")

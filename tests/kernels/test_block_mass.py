@@ -80,19 +80,8 @@ def test_sampled_equals_reference(attention_case, positions, context, stride):
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.usefixtures("native_variant")
-def test_equals_reference_for_any_shape(attention_case, data):
-    context = data.draw(st.integers(1, 700))
-    positions = sorted(data.draw(st.sets(st.integers(0, context - 1), max_size=90)))
-    kv_heads, group = data.draw(st.sampled_from([1, 2, 3])), data.draw(st.sampled_from([1, 3]))
-    case = attention_case(
-        positions,
-        context,
-        heads=kv_heads * group,
-        kv_heads=kv_heads,
-        dim=data.draw(st.sampled_from([1, 7, 32, 64, 80, 128])),
-        scattered=data.draw(st.booleans()),
-        seed=data.draw(st.integers(0, 2**20)),
-    )
+def test_equals_reference_for_any_shape(drawn_case, data):
+    case = drawn_case(data, 700)
     assert_equals_reference(case)
     stride = data.draw(st.integers(1, 64))
     want = block_mass_sampled_reference(case.query, case.keys, case.slots, case.rows, scale=SCALE, stride=stride)

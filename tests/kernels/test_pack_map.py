@@ -118,19 +118,8 @@ def test_equals_reference(attention_case, positions, context, renormalise, dtype
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 @pytest.mark.usefixtures("native_variant")
-def test_equals_reference_for_any_shape(attention_case, data):
-    context = data.draw(st.integers(1, 400))
-    positions = sorted(data.draw(st.sets(st.integers(0, context - 1), max_size=90)))
-    kv_heads, group = data.draw(st.sampled_from([1, 2, 3])), data.draw(st.sampled_from([1, 3]))
-    case = attention_case(
-        positions,
-        context,
-        heads=kv_heads * group,
-        kv_heads=kv_heads,
-        dim=data.draw(st.sampled_from([1, 7, 32, 64, 80])),
-        scattered=data.draw(st.booleans()),
-        seed=data.draw(st.integers(0, 2**20)),
-    )
+def test_equals_reference_for_any_shape(drawn_case, data):
+    case = drawn_case(data, 400)
     index = random_index(case, data.draw(st.sampled_from([0.0, 0.3, 1.0])), forced=data.draw(st.booleans()))
     renormalise = data.draw(st.booleans())
     storage = data.draw(st.sampled_from(STORAGES))
