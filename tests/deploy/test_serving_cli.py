@@ -213,9 +213,10 @@ def test_doctor_of_a_stack_file_checks_sglang_and_ports(crossfill, write):
     ended = crossfill("doctor", "--config", file)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     lines = ended.stdout.splitlines()
-    assert [line.split(" ")[0] for line in lines] == ["ok:"] * 4
+    assert [line.split(" ")[0] for line in lines] == ["ok:"] * 5
     assert "SGLang" in lines[1]
-    assert lines[3].startswith("ok: free ports for the workers: 318")
+    assert "CPU kernels" in lines[2]
+    assert lines[4].startswith("ok: free ports for the workers: 318")
 
 
 def test_doctor_tells_a_fault_of_the_configuration(crossfill, write):
