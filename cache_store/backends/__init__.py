@@ -1,0 +1,1 @@
+"""Where pages are kept: one small protocol, three implementations."""

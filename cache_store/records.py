@@ -1,0 +1,143 @@
+"""What is stored: a header that says of what and how it was made, and a payload. Verified whenever it is read."""
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from cache_store.errors import RecordFault, RecordRefusedError
+from cache_store.keys import DIGEST_BYTES
+
+VERSION = 1
+_MAGIC = b"CfR\x00"
+# magic, version, kind, provenance, hops, layer, rank, 4 dimensions, dtype, digest of the tokens, length of the payload
+_HEADER = struct.Struct(f"<4sHBBHHH4I8s{DIGEST_BYTES}sQ")
+_CHECKSUM_BYTES = 16
+HEADER_BYTES = _HEADER.size + _CHECKSUM_BYTES
+MAX_RANK = 4
+
+
+class Kind(IntEnum):
+    """What a record holds."""
+
+    MASS = 1
+    MAP = 2
+    KV = 3
+    ANCHOR = 4
+    RIDGE = 5
+
+
+class Provenance(IntEnum):
+    """How the state that a record was made from was computed."""
+
+    EXACT = 0
+    GUIDED = 1
+    MAP = 2
+    CORRECTED = 3
+
+
+@dataclass(frozen=True)
+class Record:
+    """One layer's state of one page (or one anchor).
+
+    Attributes:
+        kind: what it is.
+        layer: of the model that computed it.
+        shape: at most 4 dimensions, of what the payload unpacks to.
+        dtype: at most 8 ASCII letters; the kind says how it is read.
+        tokens_digest: 32 bytes, of the tokens it belongs to (`PageKey.tokens_digest`).
+        payload: the bytes.
+        provenance: how it was made.
+        hops: reuses between the exact computation and this.
+    """
+
+    kind: Kind
+    layer: int
+    shape: tuple[int, ...]
+    dtype: str
+    tokens_digest: bytes
+    payload: bytes
+    provenance: Provenance = Provenance.EXACT
+    hops: int = 0
+
+    @property
+    def name(self) -> str:
+        """What the record is called within its page."""
+        return record_name(self.kind, self.layer)
+
+
+def record_name(kind: Kind, layer: int) -> str:
+    """Name of a record within its page, such as `mass/12`."""
+    return f"{kind.name.lower()}/{layer}"
+
+
+def encode(record: Record) -> bytes:
+    """Header, payload and checksum as bytes, the same on every machine.
+
+    Raises:
+        ValueError: the record does not fit the header.
+    """
+    if len(record.shape) > MAX_RANK or len(record.dtype) > 8 or len(record.tokens_digest) != DIGEST_BYTES:
+        raise ValueError(f"want at most {MAX_RANK} dimensions, 8 letters of dtype and a digest of {DIGEST_BYTES} bytes")
+    dimensions = (*record.shape, *(0,) * (MAX_RANK - len(record.shape)))
+    header = _HEADER.pack(
+        _MAGIC,
+        VERSION,
+        record.kind,
+        record.provenance,
+        record.hops,
+        record.layer,
+        len(record.shape),
+        *dimensions,
+        record.dtype.encode("ascii"),
+        record.tokens_digest,
+        len(record.payload),
+    )
+    return header + _checksum(header, record.payload) + record.payload
+
+
+def decode(data: bytes, *, kind: Kind, layer: int, tokens_digest: bytes) -> Record:
+    """The record in `data`, if it is intact and the one that was asked for.
+
+    Raises:
+        RecordRefusedError: it is not; the fault says why.
+    """
+    record = decode_any(data)
+    if record.kind != kind:
+        raise RecordRefusedError(RecordFault.KIND, f"want {kind.name.lower()}, found {record.kind.name.lower()}")
+    if record.layer != layer:
+        raise RecordRefusedError(RecordFault.LAYER, f"want layer {layer}, found {record.layer}")
+    if record.tokens_digest != tokens_digest:
+        raise RecordRefusedError(RecordFault.TOKENS, "it belongs to other tokens")
+    return record
+
+
+def decode_any(data: bytes) -> Record:
+    """The record in `data`, if it is intact, whatever it is of; for inspection.
+
+    Raises:
+        RecordRefusedError: truncated, altered, or of another version.
+    """
+    if len(data) < HEADER_BYTES:
+        raise RecordRefusedError(RecordFault.TRUNCATED, f"{len(data)} bytes are no header")
+    header, checksum, payload = data[: _HEADER.size], data[_HEADER.size : HEADER_BYTES], data[HEADER_BYTES:]
+    magic, version, kind, provenance, hops, layer, rank, *rest = _HEADER.unpack(header)
+    dimensions, dtype, digest, length = rest[:MAX_RANK], rest[MAX_RANK], rest[MAX_RANK + 1], rest[MAX_RANK + 2]
+    if magic == _MAGIC and version != VERSION:
+        raise RecordRefusedError(RecordFault.VERSION, f"version {version}, this is version {VERSION}")
+    if len(payload) < length:
+        raise RecordRefusedError(RecordFault.TRUNCATED, f"{len(payload)} of {length} bytes")
+    if magic != _MAGIC or checksum != _checksum(header, payload):
+        raise RecordRefusedError(RecordFault.CHECKSUM, "altered since it was written")
+    try:
+        made = Kind(kind), Provenance(provenance)
+    except ValueError as error:
+        raise RecordRefusedError(RecordFault.VERSION, str(error)) from None
+    shape, name = tuple(dimensions[:rank]), dtype.rstrip(b"\0").decode("ascii")
+    return Record(made[0], layer, shape, name, digest, payload, made[1], hops)
+
+
+def _checksum(header: bytes, payload: bytes) -> bytes:
+    digest = hashlib.blake2b(header, digest_size=_CHECKSUM_BYTES, person=b"crossfill-record")
+    digest.update(payload)
+    return digest.digest()
