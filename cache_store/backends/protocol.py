@@ -1,11 +1,11 @@
 """What a backend does. Bytes in, bytes out: it knows pages, names and sizes, and nothing of what records hold.
 
-Every operation is atomic: another process sees all of it or nothing. A backend is safe to use from several threads, and by
-several processes at once where it is shared at all. What it cannot do within its deadline it gives up with
+Every operation is atomic: another process sees all of it or nothing. A backend is safe to use from several threads,
+and by several processes at once where it is shared at all. What it cannot do within its deadline it gives up with
 `StoreUnavailableError`; it never blocks longer.
 
-A page is visible if it carries the current epoch of its scope. A flush raises the epoch, so everything older is a miss at
-once and is reclaimed before anything else.
+A page is visible if it carries the current epoch of its scope. A flush raises the epoch, so everything older is a
+miss at once and is reclaimed before anything else.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -143,11 +143,11 @@ class Backend(Protocol):
     def publish(self, info: ScopeInfo, pages: Sequence[PageWrite], limits: Limits) -> Published:
         """Store pages in order, parents before children.
 
-        A page whose parent is neither the scope nor stored nor earlier in `pages` is stored all the same (prefixes without
-        records have no pages). A page that exists with another `tokens_digest` is refused as a collision. Makes room by
-        evicting pages that no stored page has as its parent, least recently used first, of the tenant if its quota is the
-        bound, else of the whole store; never leased ones, and never those of this call. If that is not enough, the page is
-        refused.
+        A page whose parent is neither the scope nor stored nor earlier in `pages` is stored all the same (prefixes
+        without records have no pages). A page that exists with another `tokens_digest` is refused as a collision.
+        Makes room by evicting pages that no stored page has as its parent, least recently used first, of the tenant
+        if its quota is the bound, else of the whole store; never leased ones, and never those of this call. If that
+        is not enough, the page is refused.
         """
 
     def lease(self, scope: bytes, keys: Sequence[bytes], holder: str, ttl_s: float | None) -> int:
