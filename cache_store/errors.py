@@ -4,11 +4,14 @@ StoreError
 ├── StoreUrlError          the operator must correct a store's URL or settings (also a ValueError)
 ├── StoreUnavailableError  the store is down, hung or broken; the caller goes on without it
 ├── StoreFullError         nothing can be evicted to make room; what was to be written is dropped
+│   └── PoolRefusedError   … of a block pool, with the reason
+├── StaleHandlesError      slots of a block pool were given to somebody else; what was read of them must not be used
 ├── StoreVersionError      another version of Crossfill wrote this store; the operator must flush or upgrade it
 ├── ForeignProcessError    an embedded store is opened from where its locks do not reach (another PID namespace)
 └── RecordRefusedError     a record is not what it should be: truncated, altered, of another version or of other tokens
 """
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 
@@ -34,6 +37,31 @@ class StoreUnavailableError(StoreError):
 
 class StoreFullError(StoreError):
     """There is no room and nothing that may be evicted."""
+
+
+class PoolRefusedError(StoreFullError):
+    """A block pool did not give the slots that were asked for; none of them is taken.
+
+    Attributes:
+        reason: a short label for metrics (`cache_store.pool.protocol.PoolRefusal`).
+    """
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class StaleHandlesError(StoreError):
+    """Slots of a block pool no longer hold what their handles stand for. Whatever was read or computed is void.
+
+    Attributes:
+        reasons: number of handles by reason (`cache_store.pool.protocol.Staleness`).
+    """
+
+    def __init__(self, reasons: Mapping[str, int], handles: int) -> None:
+        listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
+        super().__init__(f"stale, of {handles} slots: {listed}; compute without them")
+        self.reasons = dict(reasons)
 
 
 class StoreVersionError(StoreError):
