@@ -185,7 +185,7 @@ def _map(path: Path, header: Header, locks: SegmentLocks) -> Segment | None:
     table = SlotTable(words, sequences, counts)
     seat = locks.take_seat()
     # Whoever had the seat before is gone; what it left unpublished must not pass as ours.
-    table.release(table.written_by(seat))
+    table.recover(table.written_by(seat))
     return Segment(path, header, locks, seat, memory, table, SlotArrays(blocks, scales))
 
 

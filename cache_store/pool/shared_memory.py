@@ -210,8 +210,7 @@ class SharedMemoryPool:
     def _recover(self, table: SlotTable) -> int:
         segment = self._segment
         slots = table.abandoned(lambda seat: seat == segment.seat or segment.locks.is_taken(seat))
-        table.release(slots)
-        table.counts[Count.RECOVERED] += np.uint64(len(slots))
+        table.recover(slots)
         return len(slots)
 
     def _evict(self, table: SlotTable, missing: int, count: int) -> Slots:

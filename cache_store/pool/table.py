@@ -113,6 +113,11 @@ class SlotTable:
         """Make these slots free."""
         self._set_state(slots, State.FREE)
 
+    def recover(self, slots: Slots) -> None:
+        """Make these slots of dead writers free."""
+        self.release(slots)
+        self.counts[Count.RECOVERED] += np.uint64(len(slots))
+
     def holds(self, slots: Slots, generations: Words) -> Flags:
         """Which slots have these generations and may be read, bool [n]."""
         words = self._words[slots]
