@@ -90,8 +90,7 @@ class SharedMemoryPool:
             if count > self._geometry.slots:
                 raise self._refused(table, PoolRefusal.TOO_LARGE, count)
             slots = table.in_state(State.FREE)
-            if len(slots) < count:
-                self._recover(table)
+            if len(slots) < count and self._recover(table):
                 slots = table.in_state(State.FREE)
             slots = slots[:count]
             if len(slots) < count:
@@ -126,7 +125,10 @@ class SharedMemoryPool:
         with self._locked() as table:
             slots, known = self._place(handles)
             ours = table.writes(slots, handles.generations, self._segment.seat)
-            slots = np.unique(slots[known & (ours | table.holds(slots, handles.generations))])
+            # Each once, however often it is named, so that the count is right.
+            chosen = np.zeros(self._geometry.slots, np.bool_)
+            chosen[slots[known & (ours | table.holds(slots, handles.generations))]] = True
+            slots = np.flatnonzero(chosen)
             table.release(slots)
             table.counts[Count.FREED] += np.uint64(len(slots))
             return len(slots)

@@ -163,7 +163,16 @@ class SlotTable:
     def _oldest(self, slots: Slots, count: int) -> Slots:
         if len(slots) <= count:
             return slots
-        return slots[np.argpartition(self._sequences[slots], count)[:count]]
+        sequences = self._sequences[slots]
+        # A full pool goes round in the order of publishing, so the oldest are among the next few sequences; selecting
+        # from those alone takes a fifth of the time of selecting from all.
+        first, window, near = int(sequences.min()), count, slots[:0]
+        while len(near) < count:
+            window *= 4
+            near = np.flatnonzero(sequences < np.uint64(first + window))
+        if len(near) > count:
+            near = near[np.argpartition(sequences[near], count)[:count]]
+        return slots[near]
 
     def _set_state(self, slots: Slots, state: State) -> None:
         self._words[slots] = self._words[slots] & ~_STATE_MASK | np.uint64(state)
