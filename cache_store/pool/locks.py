@@ -37,8 +37,8 @@ class SegmentLocks:
         # Threads share the description, so it does not keep them apart.
         self._threads = threading.Lock()
         # A child would share the description too, and keep the locks of its dead parent.
-        close = weakref.WeakMethod(self.close)
-        os.register_at_fork(after_in_child=lambda: method() if (method := close()) else None)
+        forget = weakref.WeakMethod(self._forget)
+        os.register_at_fork(after_in_child=lambda: method() if (method := forget()) else None)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -84,7 +84,12 @@ class SegmentLocks:
         return sum(self.is_taken(seat) for seat in range(SEATS)) if self.is_shared() else 0
 
     def close(self) -> None:
-        """Let go of all locks."""
+        """Let go of all locks, once no thread of this process is at the table. Not to be called within `exclusive`."""
+        with self._threads:
+            self._file.close()
+
+    def _forget(self) -> None:
+        # A thread that was at the table is not there in the child, so there is nobody to wait for.
         self._file.close()
 
     def _demand_open(self) -> None:

@@ -139,26 +139,30 @@ def _attach(path: Path, geometry: Geometry, deadline_s: float) -> Segment | None
     file = _open(path)
     if file is None:
         return None
-    locks = SegmentLocks(file, deadline_s)
+    locks, segment = SegmentLocks(file, deadline_s), None
     try:
         with locks.exclusive():
-            header = _read_header(file, path)
-            if not os.fstat(file.fileno()).st_nlink:
-                locks.close()
-                return None
-            if header.geometry != geometry:
-                if locks.is_shared():
-                    raise StoreUrlError(
-                        f"{path} is a block pool of {_say(header.geometry)} in use, not of {_say(geometry)}; "
-                        "give all processes the same settings, or stop those that use it"
-                    )
-                path.unlink()
-                locks.close()
-                return None
-            return _map(path, header, locks)
-    except BaseException:
-        locks.close()
-        raise
+            segment = _take(path, file, geometry, locks)
+        return segment
+    finally:
+        if segment is None:
+            locks.close()
+
+
+def _take(path: Path, file: FileIO, geometry: Geometry, locks: SegmentLocks) -> Segment | None:
+    header = _read_header(file, path)
+    # What has the path by now is not what was opened.
+    if not os.fstat(file.fileno()).st_nlink:
+        return None
+    if header.geometry == geometry:
+        return _map(path, header, locks)
+    if locks.is_shared():
+        raise StoreUrlError(
+            f"{path} is a block pool of {_say(header.geometry)} in use, not of {_say(geometry)}; "
+            "give all processes the same settings, or stop those that use it"
+        )
+    path.unlink()
+    return None
 
 
 def _map(path: Path, header: Header, locks: SegmentLocks) -> Segment | None:
@@ -166,11 +170,9 @@ def _map(path: Path, header: Header, locks: SegmentLocks) -> Segment | None:
     # share the description that has the locks.
     file = _open(path)
     if file is None:
-        locks.close()
         return None
     with file:
         if _read_header(file, path) != header:
-            locks.close()
             return None
         memory = mmap.mmap(file.fileno(), size_bytes(header.geometry))
     geometry, slots = header.geometry, header.geometry.slots

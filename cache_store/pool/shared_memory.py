@@ -12,7 +12,7 @@ import numpy as np
 from cache_store.errors import PoolRefusedError, StoreUnavailableError, StoreUrlError, StoreVersionError
 from cache_store.pool.geometry import Geometry, SlotArrays
 from cache_store.pool.handles import Handles
-from cache_store.pool.protocol import Check, Eviction, PoolRefusal, PoolStats, Staleness
+from cache_store.pool.protocol import Check, Eviction, Pool, PoolRefusal, PoolStats, Staleness
 from cache_store.pool.segment import Segment, open_segment, remove, remove_if_abandoned, size_bytes
 from cache_store.pool.table import Count, Flags, Slots, SlotTable, State
 
@@ -62,7 +62,7 @@ def remove_abandoned(*, folder: Path = FOLDER, deadline_s: float = 1.0) -> list[
     return removed
 
 
-class SharedMemoryPool:
+class SharedMemoryPool(Pool[SlotArrays]):
     """A pool as one process has it open (`cache_store.pool.protocol.Pool`). Safe to use from several threads.
 
     It is of no use in a child that is forked: operations there raise `StoreUnavailableError`, `closed`.

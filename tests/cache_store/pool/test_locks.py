@@ -48,6 +48,18 @@ def test_threads_of_one_process_exclude_each_other(open_named):
     assert failures == ["timeout"]
 
 
+def test_closing_waits_for_the_threads_that_are_at_the_table(open_named):
+    pool, other = open_named(), open_named(deadline_s=0.05)
+    closing = threading.Thread(target=pool._open.locks.close)
+    with pool._open.locks.exclusive():
+        closing.start()
+        closing.join(0.05)
+        with pytest.raises(StoreUnavailableError, match="locked"):
+            other.stats()
+    closing.join()
+    assert other.stats().processes == 1
+
+
 def test_a_lock_ends_with_its_killed_holder(open_named, pool_name):
     watching = open_named()
 

@@ -1,4 +1,5 @@
 import os
+import shutil
 import stat
 import threading
 from pathlib import Path
@@ -117,7 +118,8 @@ def test_a_file_that_others_could_have_put_there_is_refused(open_named, path, tm
         open_named().close()
         path.chmod(0o644)
     elif kind == "link":
-        (tmp_path / "target").write_bytes(b"")
+        open_named().close()
+        shutil.move(path, tmp_path / "target")
         path.symlink_to(tmp_path / "target")
     elif kind == "pipe":
         os.mkfifo(path, 0o600)
@@ -198,6 +200,23 @@ def test_a_pool_that_is_removed_while_it_is_opened_is_made_again(open_named, pat
     monkeypatch.setattr(segment, "_open", open_then_lose)
     assert open_named().stats().free == 8
     assert path.stat().st_ino != first
+
+
+def test_a_pool_that_takes_the_name_while_another_one_is_opened_is_not_removed(open_named, path, monkeypatch):
+    open_named(9).close()
+    real, made = segment._open, []
+
+    def open_then_replace(name):
+        file = real(name)
+        if not made:
+            name.unlink()
+            segment._create(name, SMALL)
+            made.append(name.stat().st_ino)
+        return file
+
+    monkeypatch.setattr(segment, "_open", open_then_replace)
+    open_named(8)
+    assert [path.stat().st_ino] == made
 
 
 def test_there_are_only_so_many_seats(open_named):
