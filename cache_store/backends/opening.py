@@ -30,7 +30,7 @@ def open_backend(url: str, *, deadline_s: float = 1.0) -> Backend:
     if scheme == "lmdb":
         from cache_store.backends.lmdb import LmdbBackend
 
-        return LmdbBackend.from_url(url)
+        return LmdbBackend.from_url(url, deadline_s=deadline_s)
     if scheme in {"redis", "rediss", "redis+cluster"}:
         from cache_store.backends.redis import RedisBackend
 

@@ -1,0 +1,286 @@
+"""Pages in a folder, shared by the processes of one machine: the default store.
+
+What an operation may wait for: reads take no lock. Changes wait for LMDB's writers' lock in a thread of their own and
+are given up at the deadline. Only `scan` and `compact` may take longer, and `evict`, which works in steps of a bounded
+number of pages, each within the deadline. Use is remembered in memory and written with the next change, by age or by
+count, so that a lookup changes nothing on disk; a process that dies loses what it had not written.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from cache_store.backends import lmdb_pages
+from cache_store.backends.lmdb_change import Change
+from cache_store.backends.lmdb_environment import Environment, plain_errors
+from cache_store.backends.lmdb_folder import Folder, read_pid_namespace
+from cache_store.backends.lmdb_gate import Gate
+from cache_store.backends.lmdb_layout import pack_page
+from cache_store.backends.lmdb_reading import View
+from cache_store.backends.lmdb_recent import Recent
+from cache_store.backends.lmdb_writer import Writer
+from cache_store.backends.options import read_count, read_options
+from cache_store.backends.protocol import (
+    AnchorPool,
+    AnchorPut,
+    BackendStats,
+    Limits,
+    PageInfo,
+    PageWrite,
+    Published,
+    Reclaimed,
+    ScopeInfo,
+)
+from cache_store.errors import ForeignProcessError, StoreUnavailableError, StoreUrlError
+
+if TYPE_CHECKING:
+    import lmdb
+
+T = TypeVar("T")
+
+MAP_BYTES = 64 * 2**30
+"""Largest file by default: address space, not disk."""
+
+_EVICT_PAGES, _SCAN_PAGES = 1000, 64
+_READER_CHECK_CHANGES = 256
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def read_boottime() -> float:
+    """Seconds since the machine started, sleep included; no change of the date touches them."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def read_boot_id() -> str:
+    """What tells one start of the machine from another; empty where the system has none."""
+    return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""
+
+
+class LmdbBackend:
+    """A store in a folder of a local disk.
+
+    Args:
+        path: the folder; made if it is not there.
+        map_bytes: largest size of its file; the same for all processes.
+        deadline_s: longest that an operation waits.
+        clock: seconds since the machine started, by which leases end.
+        boot_id: of the machine: timed leases of another start are void.
+        pid_namespace: number of this process's; None to ask the system.
+
+    Raises:
+        ForeignProcessError: processes of another PID namespace have it open.
+        StoreVersionError: another version of Crossfill made it.
+        StoreUnavailableError: it cannot be opened, with the reason.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        map_bytes: int = MAP_BYTES,
+        deadline_s: float = 1.0,
+        clock: Callable[[], float] = read_boottime,
+        boot_id: str | None = None,
+        pid_namespace: int | None = None,
+    ) -> None:
+        self._path, self._map_bytes, self._deadline_s, self._clock = path, map_bytes, deadline_s, clock
+        self._boot_id = read_boot_id() if boot_id is None else boot_id
+        self._pid = os.getpid()
+        self._gate, self._recent, self._changes = Gate(path), Recent(), 0
+        namespace = read_pid_namespace() if pid_namespace is None else pid_namespace
+        self._folder = Folder(path, pid_namespace=namespace, deadline_s=deadline_s)
+        try:
+            with self._folder.guard():
+                self._open()
+        except BaseException:
+            self._folder.close()
+            raise
+
+    @classmethod
+    def from_url(cls, url: str, *, deadline_s: float = 1.0) -> "LmdbBackend":
+        """Open `lmdb:///folder`, with `?map_bytes=N` for another largest size."""
+        parts = urlsplit(url)
+        if parts.netloc or not parts.path.strip("/"):
+            raise StoreUrlError(f"a store in a folder is written lmdb:///absolute/path, not {url!r}")
+        options = read_options(parts.query, {"map_bytes"})
+        map_bytes = read_count(options, "map_bytes", MAP_BYTES)
+        return cls(Path(unquote(parts.path)), map_bytes=map_bytes, deadline_s=deadline_s)
+
+    def lookup(self, scope: bytes, keys: Sequence[bytes]) -> list[PageInfo | None]:
+        """See `Backend.lookup`."""
+        return self._view(lambda view: view.lookup(scope, keys))
+
+    def read(self, scope: bytes, wanted: Sequence[tuple[bytes, str]]) -> list[bytes | None]:
+        """See `Backend.read`."""
+        return self._view(lambda view: view.read(scope, wanted))
+
+    def publish(self, info: ScopeInfo, pages: Sequence[PageWrite], limits: Limits) -> Published:
+        """See `Backend.publish`."""
+        # Packed here, not while the writers' lock is held.
+        packed = [(page, pack_page(page.tokens_digest, page.records)) for page in pages]
+        return self._change(lambda change: lmdb_pages.publish(change, info, packed, limits))
+
+    def lease(self, scope: bytes, keys: Sequence[bytes], holder: str, ttl_s: float | None) -> int:
+        """See `Backend.lease`."""
+        return self._change(lambda change: lmdb_pages.lease(change, scope, keys, holder, ttl_s))
+
+    def release(self, holder: str) -> int:
+        """See `Backend.release`."""
+        return self._change(lambda change: lmdb_pages.release(change, holder))
+
+    def flush(self, *, tenant: str | None = None, model: str | None = None, revision: str | None = None) -> Reclaimed:
+        """See `Backend.flush`. Leases of what it makes invisible end; anchors go at once."""
+        asked = {"tenant": tenant, "model": model, "revision": revision}
+        wanted = {name: value for name, value in asked.items() if value is not None}
+        return self._change(lambda change: lmdb_pages.flush(change, wanted))
+
+    def evict(self, size_bytes: int) -> Reclaimed:
+        """See `Backend.evict`. In steps of 1,000 pages, each of which is atomic and has the deadline."""
+        pages = freed = 0
+        while freed < size_bytes:
+            step = self._change(partial(lmdb_pages.evict, size_bytes=size_bytes - freed, most_pages=_EVICT_PAGES))
+            pages, freed = pages + step.pages, freed + step.size_bytes
+            if step.pages < _EVICT_PAGES:
+                break
+        return Reclaimed(pages, freed)
+
+    def quarantine(self, scope: bytes, key: bytes, name: str) -> bool:
+        """See `Backend.quarantine`."""
+        return self._change(lambda change: lmdb_pages.quarantine(change, scope, key, name))
+
+    def stats(self) -> BackendStats:
+        """See `Backend.stats`."""
+        return self._view(lambda view: view.stats(self._now_ns()))
+
+    def scan(self) -> Iterator[tuple[ScopeInfo, PageWrite]]:
+        """See `Backend.scan`. The pages of when it begins, less those that go meanwhile."""
+        for scope in self._view(View.scopes):
+            pages = self._view(partial(View.ordered, scope=scope))
+            for start in range(0, len(pages), _SCAN_PAGES):
+                some = pages[start : start + _SCAN_PAGES]
+                yield from self._view(partial(View.whole, info=scope.info, pages=some), used=False)
+
+    def compact(self) -> Reclaimed:
+        """Write the store anew without its free pages, and put that in its place. Takes as long as the copy does.
+
+        The file can only be replaced while no other process has it open, so it is refused otherwise; this process's
+        own operations are refused meanwhile.
+
+        Raises:
+            StoreUnavailableError: `refused` if others have it open, `full` if there is no room for the copy.
+        """
+        self._check_process()
+        with plain_errors(self._path), self._folder.guard(), self._gate.shut(self._deadline_s):
+            if not self._folder.is_alone():
+                message = f"other processes have {self._path} open; compact it when they have stopped"
+                raise StoreUnavailableError(message, "refused")
+            before = self._environment.file_bytes
+            self._writer.change(partial(self._make, _forget_length), self._deadline_s)
+            if not self._writer.stop(self._deadline_s):
+                raise StoreUnavailableError(f"a change of {self._path} is still being written", "timeout")
+            try:
+                self._environment.replace_with_copy()
+            finally:
+                self._open()
+            return Reclaimed(0, max(0, before - self._environment.file_bytes))
+
+    def put_anchor(self, pool: AnchorPool, identity: str, data: bytes) -> AnchorPut:
+        """See `Backend.put_anchor`. A replaced anchor keeps its age and its uses."""
+        return self._change(lambda change: lmdb_pages.put_anchor(change, pool, identity, data))
+
+    def anchors(self, pool: AnchorPool) -> dict[str, bytes]:
+        """See `Backend.anchors`."""
+        return self._view(lambda view: view.anchors(pool))
+
+    def use_anchors(self, pool: AnchorPool, identities: Sequence[str]) -> None:
+        """See `Backend.use_anchors`. Anchors that are gone are left out."""
+        self._change(lambda change: lmdb_pages.use_anchors(change, pool, identities))
+
+    def close(self) -> None:
+        """See `Backend.close`. What a hung disk or another process keeps from ending is left to the process's end."""
+        if os.getpid() != self._pid or not self._gate.close(self._deadline_s):
+            return
+        self._write_recent()
+        if self._writer.stop(self._deadline_s):
+            self._environment.close()
+        self._folder.close()
+
+    def _open(self) -> None:
+        environment = Environment(self._path, self._map_bytes)
+        self._environment = environment
+        self._writer = Writer(environment.begin, self._write_recent_if_old, Recent.AGE_S)
+
+        def prepare(txn: "lmdb.Transaction[memoryview]") -> None:
+            restarted = environment.prepare(txn, self._boot_id)
+            change = Change(txn, environment.tables, 0 if restarted else self._now_ns())
+            if restarted:
+                lmdb_pages.end_timed_leases(change)
+            change.finish()
+
+        try:
+            with plain_errors(self._path):
+                self._writer.change(prepare, self._deadline_s)
+                environment.env.reader_check()
+        except BaseException:
+            if self._writer.stop(self._deadline_s):
+                environment.close()
+            raise
+
+    def _view(self, look: Callable[[View], T], *, used: bool = True) -> T:
+        with self._using(), self._environment.view() as txn:
+            view = View(txn, self._environment.tables)
+            found = look(view)
+        self._recent.add(view.seen if used else (), view.damaged)
+        if self._recent.is_due(time.monotonic()):
+            self._write_recent()
+        return found
+
+    def _change(self, change: Callable[[Change], T]) -> T:
+        with self._using():
+            return self._writer.change(partial(self._make, change), self._deadline_s)
+
+    def _make(self, make: Callable[[Change], T], txn: "lmdb.Transaction[memoryview]") -> T:
+        self._changes += 1
+        if self._changes % _READER_CHECK_CHANGES == 0:
+            self._environment.env.reader_check()
+        change = Change(txn, self._environment.tables, self._now_ns())
+        change.state.file_bytes = self._environment.file_bytes
+        used, damaged = self._recent.take(time.monotonic())
+        for page in damaged:
+            lmdb_pages.take_damaged(change, page)
+        change.use(used)
+        change.gone_pages = change.gone_bytes = 0
+        result = make(change)
+        change.finish()
+        return result
+
+    def _write_recent(self) -> None:
+        self._writer.post(partial(self._make, lambda _: None))
+
+    def _write_recent_if_old(self) -> None:
+        if self._recent.is_due(time.monotonic()):
+            self._write_recent()
+
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        self._check_process()
+        with self._gate.use(), plain_errors(self._path):
+            yield
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            message = f"the store {self._path} was opened before this process was forked; open it again in the child"
+            raise ForeignProcessError(message)
+
+    def _now_ns(self) -> int:
+        return round(self._clock() * 1e9)
+
+
+def _forget_length(change: Change) -> None:
+    # A compacted file is shorter, and was not cut off.
+    change.state.file_bytes = 0

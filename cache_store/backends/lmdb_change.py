@@ -1,0 +1,272 @@
+"""One change of an LMDB store: namespaces, use, and which pages may go, within one transaction.
+
+What was loaded is kept until the end, because a chain of pages changes its parents again and again.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from cache_store.backends.lmdb_layout import (
+    Meta,
+    Scope,
+    State,
+    digest_name,
+    pack_number,
+    pack_prefix,
+    unpack_number,
+    unpack_prefix,
+)
+from cache_store.backends.protocol import ScopeInfo
+
+if TYPE_CHECKING:
+    import lmdb
+
+Tables = Mapping[str, "lmdb._Database"]
+
+
+class Change:
+    """Reads and writes of one transaction; nothing is there before `finish`.
+
+    Args:
+        txn: that writes.
+        tables: by name.
+        now_ns: time by which leases end.
+
+    Attributes:
+        state: counters; changed in place.
+        gone_pages, gone_bytes: pages that were taken away so far.
+    """
+
+    def __init__(self, txn: "lmdb.Transaction[memoryview]", tables: Tables, now_ns: int) -> None:
+        self.txn, self.tables, self.now_ns = txn, tables, now_ns
+        packed = txn.get(b"state", db=tables["meta"])
+        self.state = State() if packed is None else State.unpack(packed)
+        self.gone_pages = self.gone_bytes = 0
+        # Pages of this call stay out of the tables of eviction until it ends.
+        self.spared: set[bytes] = set()
+        self._metas: dict[bytes, Meta | None] = {}
+        self._changed: set[bytes] = set()
+        self._scopes: dict[bytes, Scope] = {}
+        self._names: dict[int, bytes] = {}
+        self._tenants: dict[bytes, int] = {}
+        self._end_leases()
+
+    def finish(self) -> None:
+        """Write what was kept until now."""
+        spared, self.spared = self.spared, set()
+        for page in spared:
+            meta = self.find(page)
+            if meta:
+                self.keep(page, meta)
+        for page in self._changed:
+            meta = self._metas[page]
+            if meta:
+                self.txn.put(page, meta.pack(), db=self.tables["pages"])
+        for name, scope in self._scopes.items():
+            self.txn.put(name, scope.pack(), db=self.tables["scopes"])
+        for tenant, size_bytes in self._tenants.items():
+            self.txn.put(tenant, pack_number(size_bytes), db=self.tables["tenants"])
+        self.txn.put(b"state", self.state.pack(), db=self.tables["meta"])
+
+    # Namespaces and tenants
+
+    def scope(self, name: bytes) -> Scope | None:
+        """The namespace, if anything was ever stored in it."""
+        if name not in self._scopes:
+            packed = self.txn.get(name, db=self.tables["scopes"])
+            if packed is None:
+                return None
+            self._scopes[name] = Scope.unpack(name, packed)
+        return self._scopes[name]
+
+    def make_scope(self, info: ScopeInfo) -> Scope:
+        """The namespace; a new one gets the next number."""
+        scope = self.scope(info.scope)
+        if scope is None:
+            self.state.scopes += 1
+            scope = self._scopes[info.scope] = Scope(info, self.state.scopes)
+            self.txn.put(pack_number(scope.number), info.scope, db=self.tables["scope_names"])
+        return scope
+
+    def all_scopes(self) -> list[Scope]:
+        """Every namespace."""
+        with self.txn.cursor(self.tables["scopes"]) as cursor:
+            names = [bytes(name) for name, _ in cursor]
+        return [scope for name in names if (scope := self.scope(name))]
+
+    def is_visible(self, page: bytes) -> bool:
+        """Whether the page carries the current epoch of its namespace."""
+        number, epoch = unpack_prefix(page)
+        return self._scope_of(number).epoch == epoch
+
+    def tenant_bytes(self, tenant: bytes) -> int:
+        """What the tenant holds, flushed pages included."""
+        if tenant not in self._tenants:
+            packed = self.txn.get(tenant, db=self.tables["tenants"])
+            self._tenants[tenant] = 0 if packed is None else unpack_number(packed)
+        return self._tenants[tenant]
+
+    def count(self, page: bytes, meta: Meta, growth: int) -> None:
+        """Add to what the page, its namespace if it is visible, its tenant and the store hold."""
+        self.state.size_bytes += growth
+        self._tenants[meta.tenant] = self.tenant_bytes(meta.tenant) + growth
+        number, epoch = unpack_prefix(page)
+        scope = self._scope_of(number)
+        if scope.epoch == epoch:
+            scope.size_bytes += growth
+
+    # Pages
+
+    def find(self, page: bytes) -> Meta | None:
+        """What eviction knows of the page, if it is stored."""
+        if page not in self._metas:
+            packed = self.txn.get(page, db=self.tables["pages"])
+            self._metas[page] = None if packed is None else Meta.unpack(packed)
+        return self._metas[page]
+
+    def keep(self, page: bytes, meta: Meta) -> None:
+        """Remember a change of the page, and list it among those that may go if it is one."""
+        self._changed.add(page)
+        wanted = meta.use if meta.may_go and page not in self.spared else None
+        if wanted == meta.listed:
+            return
+        if meta.listed is not None:
+            self.txn.delete(pack_number(meta.listed), db=self.tables["lru"])
+            self.txn.delete(meta.tenant + pack_number(meta.listed), db=self.tables["lru_tenant"])
+        if wanted is not None:
+            self.txn.put(pack_number(wanted), page, db=self.tables["lru"])
+            self.txn.put(meta.tenant + pack_number(wanted), page, db=self.tables["lru_tenant"])
+        meta.listed = wanted
+
+    def use(self, pages: Iterable[bytes]) -> None:
+        """Mark those that are stored as used, the last one as used last."""
+        for page in pages:
+            meta = self.find(page)
+            if meta:
+                self.state.uses += 1
+                meta.use = self.state.uses
+                self.keep(page, meta)
+
+    def spare(self, pages: Iterable[bytes]) -> None:
+        """Let none of these go before the end."""
+        self.spared |= set(pages)
+        for page in self.spared:
+            meta = self.find(page)
+            if meta:
+                self.keep(page, meta)
+
+    def add(self, page: bytes, scope: Scope, parent: bytes) -> Meta:
+        """A new page, still without records; children that came before it are its own."""
+        waiting = self.txn.pop(page, db=self.tables["orphans"])
+        children = 0 if waiting is None else unpack_number(waiting)
+        self.state.uses += 1
+        meta = self._metas[page] = Meta(self.state.uses, 0, children, 0, parent, digest_name(scope.info.tenant))
+        scope.pages += 1
+        self._count_child(page, meta, +1)
+        self.keep(page, meta)
+        return meta
+
+    def drop(self, page: bytes, meta: Meta) -> None:
+        """Take a page away, whether it may go or not."""
+        visible = self.is_visible(page)
+        self.count(page, meta, -meta.size_bytes)
+        if visible:
+            self._scope_of(unpack_prefix(page)[0]).pages -= 1
+            # A flushed parent goes with all its epoch.
+            self._count_child(page, meta, -1)
+            if meta.children:
+                self.txn.put(page, pack_number(meta.children), db=self.tables["orphans"])
+        meta.holders += 1
+        self.keep(page, meta)
+        self._metas[page] = None
+        self.txn.delete(page, db=self.tables["pages"])
+        self.txn.delete(page, db=self.tables["data"])
+        self.gone_pages += 1
+        self.gone_bytes += meta.size_bytes
+
+    def drop_one(self, tenant: bytes = b"") -> bool:
+        """Take away a flushed page, else the least recently used that may go; of one tenant, if it is given."""
+        page = self._flushed_page(tenant)
+        if page is None:
+            table = self.tables["lru_tenant" if tenant else "lru"]
+            with self.txn.cursor(table) as cursor:
+                if not cursor.set_range(tenant) or bytes(cursor.key()[: len(tenant)]) != tenant:
+                    return False
+                page = bytes(cursor.value())
+        meta = self.find(page)
+        # Every page that these tables name is stored.
+        assert meta is not None
+        self.drop(page, meta)
+        return True
+
+    def below(self, prefix: bytes, table: str) -> Iterator[bytes]:
+        """Keys of a table that begin with `prefix`; each may be deleted before the next is asked for."""
+        key = prefix
+        while True:
+            with self.txn.cursor(self.tables[table]) as cursor:
+                if not cursor.set_range(key):
+                    return
+                found = bytes(cursor.key())
+            if not found.startswith(prefix):
+                return
+            yield found
+            key = found + b"\0"
+
+    def _flushed_page(self, tenant: bytes) -> bytes | None:
+        for order in self.below(b"", "flushed"):
+            packed = self.txn.get(order, db=self.tables["flushed"])
+            assert packed is not None
+            prefix, owner = bytes(packed[:8]), bytes(packed[8:])
+            if tenant and owner != tenant:
+                continue
+            for page in self.below(prefix, "pages"):
+                return page
+            self.txn.delete(order, db=self.tables["flushed"])
+            for orphan in self.below(prefix, "orphans"):
+                self.txn.delete(orphan, db=self.tables["orphans"])
+        return None
+
+    def _count_child(self, page: bytes, meta: Meta, growth: int) -> None:
+        number, epoch = unpack_prefix(page)
+        if meta.parent == self._scope_of(number).info.scope:
+            return
+        parent = pack_prefix(number, epoch) + meta.parent
+        above = self.find(parent)
+        if above:
+            above.children += growth
+            self.keep(parent, above)
+            return
+        packed = self.txn.get(parent, db=self.tables["orphans"])
+        waiting = growth + (0 if packed is None else unpack_number(packed))
+        if waiting:
+            self.txn.put(parent, pack_number(waiting), db=self.tables["orphans"])
+        else:
+            self.txn.delete(parent, db=self.tables["orphans"])
+
+    def _scope_of(self, number: int) -> Scope:
+        if number not in self._names:
+            name = self.txn.get(pack_number(number), db=self.tables["scope_names"])
+            assert name is not None
+            self._names[number] = bytes(name)
+        scope = self.scope(self._names[number])
+        assert scope is not None
+        return scope
+
+    def _end_leases(self) -> None:
+        """Forget the leases that have ended."""
+        for row in self.below(b"", "lease_ends"):
+            if unpack_number(row[:8]) > self.now_ns:
+                return
+            self.end_lease(row[8:])
+
+    def end_lease(self, lease: bytes) -> bytes:
+        """Forget one lease; the id of its page, which may be gone."""
+        ends = self.txn.pop(lease, db=self.tables["leases"])
+        if ends is not None:
+            self.txn.delete(bytes(ends) + lease, db=self.tables["lease_ends"])
+        page = lease[16:]
+        meta = self.find(page)
+        if meta:
+            meta.holders -= 1
+            self.keep(page, meta)
+        return page

@@ -1,0 +1,170 @@
+"""An LMDB environment that is open: its tables, and what may go wrong below them.
+
+LMDB maps its file into memory, so a file that was cut off would end the process at the first read beyond its end.
+LMDB itself may leave the file shorter than it says (pages that were freed before they were written), so neither its
+length nor LMDB's count of pages tells alone: a change lengthens the file first, and notes how long it was.
+"""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import lmdb
+
+from cache_store.backends.lmdb_layout import LAYOUT_VERSION, TABLES, State
+from cache_store.errors import StoreUnavailableError, StoreVersionError
+
+MAX_READERS = 1024
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+@contextmanager
+def plain_errors(path: Path) -> Iterator[None]:
+    """Turn LMDB's errors into ours."""
+    try:
+        yield
+    except lmdb.MapFullError:
+        raise StoreUnavailableError(
+            f"{path} has reached map_bytes; make it larger, or the budget smaller", "full"
+        ) from None
+    except lmdb.MapResizedError:
+        message = f"{path} is larger than map_bytes: another process opened it with more; give all the same"
+        raise StoreUnavailableError(message, "full") from None
+    except lmdb.Error as error:
+        if isinstance(error, lmdb.DiskError) or error.code in _NO_ROOM:
+            raise StoreUnavailableError(f"no room on the disk of {path}", "full") from None
+        if "already open in this process" in str(error):
+            raise StoreUnavailableError(
+                f"{path} is already open in this process; share that backend", "refused"
+            ) from None
+        message = f"{path} cannot be used ({error}); if it stays so, delete the folder: the store fills again"
+        raise StoreUnavailableError(message, "io") from None
+    except OSError as error:
+        reason = "full" if error.errno in _NO_ROOM else "io"
+        raise StoreUnavailableError(f"{path}: {error.strerror}", reason) from None
+
+
+class Environment:
+    """The files of a store, open.
+
+    Args:
+        path: the folder.
+        map_bytes: largest size of the file; address space only, the file grows as it is used.
+    """
+
+    def __init__(self, path: Path, map_bytes: int) -> None:
+        self._path = path
+        with plain_errors(path):
+            self.env = lmdb.open(
+                str(path),
+                map_size=map_bytes,
+                max_dbs=len(TABLES),
+                max_readers=MAX_READERS,
+                max_spare_txns=8,
+                # A crash of the machine may undo the last change, and leaves the rest whole.
+                metasync=False,
+                # Reading ahead of random reads only fills memory.
+                readahead=False,
+            )
+            self._fd = os.open(path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
+        self.tables: dict[str, lmdb._Database] = {}
+        # Before any change of this process lengthens it.
+        self._found_bytes = self._longest = self.file_bytes
+
+    def begin(self) -> "lmdb.Transaction[memoryview]":
+        """A transaction that writes, on a file that is as long as LMDB takes it to be; waits for other writers."""
+        txn = self.env.begin(write=True, buffers=True)
+        try:
+            self._lengthen()
+        except BaseException:
+            txn.abort()
+            raise
+        return txn
+
+    def view(self) -> "lmdb.Transaction[memoryview]":
+        """A transaction that reads.
+
+        Raises:
+            StoreUnavailableError: the file was cut off meanwhile.
+        """
+        self._check_length()
+        try:
+            return self.env.begin(buffers=True)
+        except lmdb.ReadersFullError:
+            self.env.reader_check()
+            return self.env.begin(buffers=True)
+
+    def prepare(self, txn: "lmdb.Transaction[memoryview]", boot_id: str) -> bool:
+        """Open the tables, make those of a new store; whether the store was last used before the machine started.
+
+        Raises:
+            StoreVersionError: another version's layout.
+            StoreUnavailableError: the file was cut off.
+        """
+        meta = self.env.open_db(b"meta", txn=txn)
+        found = txn.get(b"layout", db=meta)
+        version = LAYOUT_VERSION if found is None else int.from_bytes(found, "big")
+        if version != LAYOUT_VERSION:
+            message = f"the store {self._path} has layout {version}, this Crossfill has layout {LAYOUT_VERSION}"
+            raise StoreVersionError(f"{message}: delete the folder, or use the Crossfill that wrote it")
+        if found is None:
+            txn.put(b"layout", LAYOUT_VERSION.to_bytes(4, "big"), db=meta)
+        packed = txn.get(b"state", db=meta)
+        if packed is not None and self._found_bytes < State.unpack(packed).file_bytes:
+            self._refuse_cut()
+        for name in TABLES:
+            self.tables[name] = self.env.open_db(name.encode(), txn=txn)
+        before = txn.get(b"boot", db=meta)
+        if before is not None and bytes(before) == boot_id.encode():
+            return False
+        txn.put(b"boot", boot_id.encode(), db=meta)
+        return before is not None
+
+    @property
+    def file_bytes(self) -> int:
+        """Length of the file."""
+        return os.fstat(self._fd).st_size
+
+    def replace_with_copy(self) -> None:
+        """Close, and put a copy without free pages in the file's place, whole or not at all."""
+        copy = self._path / "compact"
+        shutil.rmtree(copy, ignore_errors=True)
+        copy.mkdir()
+        try:
+            self.env.copy(str(copy), compact=True)
+            with (copy / "data.mdb").open("rb") as file:
+                os.fsync(file.fileno())
+        except BaseException:
+            shutil.rmtree(copy, ignore_errors=True)
+            raise
+        finally:
+            self.close()
+        (copy / "data.mdb").replace(self._path / "data.mdb")
+        shutil.rmtree(copy)
+
+    def close(self) -> None:
+        """Let go of the files."""
+        os.close(self._fd)
+        self.env.close()
+
+    def _lengthen(self) -> None:
+        found = self._check_length()
+        needed = (self.env.info()["last_pgno"] + 1) * self.env.stat()["psize"]
+        if found < needed:
+            # Safe, for no other process writes now.
+            os.truncate(self._path / "data.mdb", needed)
+            self._longest = needed
+
+    def _check_length(self) -> int:
+        found = self.file_bytes
+        if found < self._longest:
+            self._refuse_cut()
+        self._longest = found
+        return found
+
+    def _refuse_cut(self) -> None:
+        message = f"the file of {self._path} was cut off; delete the folder and start again: the store fills again"
+        raise StoreUnavailableError(message, "io")

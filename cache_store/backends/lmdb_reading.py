@@ -1,0 +1,137 @@
+"""What is read from an LMDB store: copied out within one short transaction, so that no page is kept from reuse."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from cache_store.backends.lmdb_change import Tables
+from cache_store.backends.lmdb_layout import (
+    Meta,
+    Scope,
+    State,
+    Stored,
+    pack_prefix,
+    unpack_number,
+    unpack_page,
+    unpack_scope_prefix,
+)
+from cache_store.backends.lmdb_pages import pool_prefix
+from cache_store.backends.protocol import (
+    AnchorPool,
+    BackendStats,
+    PageInfo,
+    PageWrite,
+    ScopeInfo,
+    ScopeStats,
+)
+
+if TYPE_CHECKING:
+    import lmdb
+
+
+class View:
+    """Reads of one transaction.
+
+    Attributes:
+        seen: ids of the pages that were found, in the order asked.
+        damaged: ids of the pages whose heads were altered.
+    """
+
+    def __init__(self, txn: "lmdb.Transaction[memoryview]", tables: Tables) -> None:
+        self._txn, self._tables = txn, tables
+        self.seen: list[bytes] = []
+        self.damaged: list[bytes] = []
+
+    def lookup(self, scope: bytes, keys: Sequence[bytes]) -> list[PageInfo | None]:
+        """See `Backend.lookup`."""
+        found = [self._page(page) for page in self._ids(scope, keys)]
+        return [PageInfo(page.tokens_digest, page.sizes) if page else None for page in found] or [None] * len(keys)
+
+    def read(self, scope: bytes, wanted: Sequence[tuple[bytes, str]]) -> list[bytes | None]:
+        """See `Backend.read`."""
+        keys = list(dict.fromkeys(key for key, _ in wanted))
+        pages = {}
+        for key, page in zip(keys, self._ids(scope, keys), strict=False):
+            stored = self._page(page)
+            if stored:
+                pages[key] = (stored.data, stored.spans())
+        records: list[bytes | None] = []
+        for key, name in wanted:
+            data, spans = pages.get(key, (None, {}))
+            span = spans.get(name)
+            records.append(bytes(data[span[0] : span[1]]) if data is not None and span else None)
+        return records
+
+    def anchors(self, pool: AnchorPool) -> dict[str, bytes]:
+        """See `Backend.anchors`."""
+        packed = self._txn.get(pool.info.scope, db=self._tables["scopes"])
+        if packed is None:
+            return {}
+        prefix = pool_prefix(Scope.unpack(pool.info.scope, packed).number, pool.slot)
+        found = {}
+        for row, head in self._rows("anchors", prefix):
+            data = self._txn.get(row, db=self._tables["anchor_data"])
+            assert data is not None
+            found[bytes(head[8:]).decode()] = bytes(data)
+        return found
+
+    def stats(self, now_ns: int) -> BackendStats:
+        """See `Backend.stats`."""
+        packed = self._txn.get(b"state", db=self._tables["meta"])
+        state = State() if packed is None else State.unpack(packed)
+        scopes = self.scopes()
+        visible = {pack_prefix(scope.number, scope.epoch) for scope in scopes}
+        leased = {
+            row[16:]
+            for row, ends in self._rows("leases", b"")
+            if unpack_number(ends) > now_ns and row[16:24] in visible
+        }
+        stats = [ScopeStats(scope.info, scope.epoch, scope.pages, scope.size_bytes) for scope in scopes]
+        return BackendStats(stats, state.size_bytes, len(leased), state.quarantined)
+
+    def scopes(self) -> list[Scope]:
+        """Every namespace."""
+        return [Scope.unpack(name, packed) for name, packed in self._rows("scopes", b"")]
+
+    def ordered(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """Ids of a namespace's visible pages and the keys of their parents; parents come before children."""
+        prefix = pack_prefix(scope.number, scope.epoch)
+        parents = {page[8:]: Meta.unpack(packed).parent for page, packed in self._rows("pages", prefix)}
+        below: dict[bytes, list[bytes]] = {}
+        for key, parent in parents.items():
+            below.setdefault(parent, []).append(key)
+        found = [key for key, parent in parents.items() if parent not in parents]
+        # Grows while it is walked.
+        for key in found:
+            found += below.get(key, [])
+        return [(prefix + key, parents[key]) for key in found]
+
+    def whole(self, info: ScopeInfo, pages: Sequence[tuple[bytes, bytes]]) -> list[tuple[ScopeInfo, PageWrite]]:
+        """Those pages that are still there, with all records."""
+        found = []
+        for page, parent in pages:
+            stored = self._page(page)
+            if stored:
+                found.append((info, PageWrite(page[8:], parent, stored.tokens_digest, stored.records())))
+        return found
+
+    def _ids(self, scope: bytes, keys: Sequence[bytes]) -> list[bytes]:
+        packed = self._txn.get(scope, db=self._tables["scopes"])
+        if packed is None:
+            return []
+        prefix = unpack_scope_prefix(packed)
+        return [prefix + key for key in keys]
+
+    def _page(self, page: bytes) -> Stored | None:
+        data = self._txn.get(page, db=self._tables["data"])
+        if data is None:
+            return None
+        stored = unpack_page(data)
+        (self.seen if stored else self.damaged).append(page)
+        return stored
+
+    def _rows(self, table: str, prefix: bytes) -> Iterator[tuple[bytes, memoryview]]:
+        with self._txn.cursor(self._tables[table]) as cursor:
+            found = cursor.set_range(prefix) if prefix else cursor.first()
+            while found and (row := bytes(cursor.key())).startswith(prefix):
+                yield row, cursor.value()
+                found = cursor.next()
