@@ -38,9 +38,7 @@ class Pool:
                 self._uses[identity] += 1
 
     def put(self, identity: str, data: bytes, capacity: int, budget_bytes: int) -> AnchorPut:
-        """Add or replace, and evict others until it fits."""
-        if len(data) > budget_bytes or capacity < 1:
-            return AnchorPut(stored=False)
+        """Add or replace, and evict others until it fits, as it would alone."""
         self._data[identity] = data
         self._uses.setdefault(identity, 0)
         evicted = []

@@ -201,6 +201,8 @@ class MemoryBackend:
     def put_anchor(self, pool: AnchorPool, identity: str, data: bytes) -> AnchorPut:
         """See `Backend.put_anchor`. A replaced anchor keeps its age and its uses."""
         with self._open():
+            if len(data) > pool.budget_bytes or pool.capacity < 1:
+                return AnchorPut(stored=False)
             scope = self._scopes.setdefault(pool.info.scope, _Scope(pool.info))
             return scope.pools.setdefault(pool.slot, Pool()).put(identity, data, pool.capacity, pool.budget_bytes)
 
