@@ -147,6 +147,9 @@ class LmdbBackend:
             pages, freed = pages + step.pages, freed + step.size_bytes
             if step.pages < _EVICT_PAGES:
                 break
+        if pages:
+            # LMDB uses free pages again from the change after the next.
+            self._write_recent()
         return Reclaimed(pages, freed)
 
     def quarantine(self, scope: bytes, key: bytes, name: str) -> bool:

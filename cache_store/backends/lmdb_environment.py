@@ -18,7 +18,22 @@ from cache_store.backends.lmdb_layout import LAYOUT_VERSION, TABLES, State
 from cache_store.errors import StoreUnavailableError, StoreVersionError
 
 MAX_READERS = 1024
+_PROBE_BYTES = 2**20
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def _is_full(path: Path) -> bool:
+    """Whether the disk takes no more, a file may not grow, or a quota is used up: LMDB calls all of it an I/O error."""
+    probe = path / "probe"
+    try:
+        with probe.open("wb") as file:
+            os.truncate(file.fileno(), (path / "data.mdb").stat().st_size + _PROBE_BYTES)
+            os.posix_fallocate(file.fileno(), 0, _PROBE_BYTES)
+    except OSError as error:
+        return error.errno in _NO_ROOM
+    finally:
+        probe.unlink(missing_ok=True)
+    return False
 
 
 @contextmanager
@@ -34,7 +49,7 @@ def plain_errors(path: Path) -> Iterator[None]:
         message = f"{path} is larger than map_bytes: another process opened it with more; give all the same"
         raise StoreUnavailableError(message, "full") from None
     except lmdb.Error as error:
-        if isinstance(error, lmdb.DiskError) or error.code in _NO_ROOM:
+        if isinstance(error, lmdb.DiskError) or error.code in _NO_ROOM or (error.code == errno.EIO and _is_full(path)):
             raise StoreUnavailableError(f"no room on the disk of {path}", "full") from None
         if "already open in this process" in str(error):
             raise StoreUnavailableError(

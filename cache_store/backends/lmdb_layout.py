@@ -17,8 +17,8 @@ from cache_store.backends.protocol import ScopeInfo
 
 LAYOUT_VERSION = 1
 PAGE_OVERHEAD_BYTES = 3072
-"""Counted for a page beside its records. Measured with 30 records of 600 bytes: 2.9 KB in the file, of which 2.1 KB
-is rounding to LMDB's pages of 4 KB and 0.6 KB the names and sizes."""
+"""Counted for a page beside its records: names and sizes, LMDB's tables, and rounding to its pages of 4 KB. Measured
+with 30 records of 600 bytes: 21,063 bytes of file a page, of which 18,000 are records."""
 
 TABLES = (
     # b"layout", b"boot", b"state"
