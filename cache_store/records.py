@@ -80,19 +80,22 @@ def encode(record: Record) -> bytes:
     if len(record.shape) > MAX_RANK or len(record.dtype) > 8 or len(record.tokens_digest) != DIGEST_BYTES:
         raise ValueError(f"want at most {MAX_RANK} dimensions, 8 letters of dtype and a digest of {DIGEST_BYTES} bytes")
     dimensions = (*record.shape, *(0,) * (MAX_RANK - len(record.shape)))
-    header = _HEADER.pack(
-        _MAGIC,
-        VERSION,
-        record.kind,
-        record.provenance,
-        record.hops,
-        record.layer,
-        len(record.shape),
-        *dimensions,
-        record.dtype.encode("ascii"),
-        record.tokens_digest,
-        len(record.payload),
-    )
+    try:
+        header = _HEADER.pack(
+            _MAGIC,
+            VERSION,
+            record.kind,
+            record.provenance,
+            record.hops,
+            record.layer,
+            len(record.shape),
+            *dimensions,
+            record.dtype.encode("ascii"),
+            record.tokens_digest,
+            len(record.payload),
+        )
+    except struct.error as error:
+        raise ValueError(f"a dimension, layer or count of hops does not fit the header: {error}") from None
     return header + _checksum(header, record.payload) + record.payload
 
 

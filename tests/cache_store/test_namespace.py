@@ -1,0 +1,70 @@
+"""Namespaces: who shares state, and who never does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache_store import namespace
+from cache_store.namespace import Namespace
+
+BASE = Namespace("acme", "small", "r1", "tok", "tpl")
+text = st.text(max_size=6)
+namespaces = st.builds(Namespace, text, text, text, text, text, text)
+
+
+def test_a_scope_is_the_same_on_every_machine() -> None:
+    assert BASE.scope.hex() == "b32655ee697bf440e48f921a61256ab3"
+    assert Namespace("ä", "", "", "", "", "s").scope.hex() == "bf499d33d207e87a66be2efadd0ee8b4"
+
+
+@pytest.mark.parametrize("seed", ["0", "1", "4711"])
+def test_scopes_and_keys_do_not_depend_on_the_seed_of_pythons_hashes(seed: str) -> None:
+    program = (
+        "from cache_store.keys import page_keys; from cache_store.namespace import Namespace\n"
+        "scope = Namespace('acme', 'small', 'r1', 'tok', 'tpl').scope\n"
+        "print(scope.hex(), page_keys(scope, range(130))[1].key.hex())"
+    )
+    said = subprocess.check_output(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, text=True
+    )
+    assert said.split() == ["b32655ee697bf440e48f921a61256ab3", "bb3ef9994588acfec5b54d449002a207"]
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Namespace)])
+def test_every_field_makes_another_scope(field: str) -> None:
+    other = replace(BASE, **{field: "other"})
+    assert other.scope != BASE.scope
+    assert len(other.scope) == 16
+
+
+def test_another_version_of_the_format_makes_another_scope(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = BASE.scope
+    monkeypatch.setattr(namespace, "FORMAT_VERSION", namespace.FORMAT_VERSION + 1)
+    assert BASE.scope != before
+
+
+@pytest.mark.parametrize("one", [field.name for field in fields(Namespace)])
+@pytest.mark.parametrize("other", [field.name for field in fields(Namespace)])
+def test_a_value_of_one_field_does_not_stand_for_the_same_value_of_another(one: str, other: str) -> None:
+    empty = Namespace("", "", "", "", "")
+    assert (replace(empty, **{one: "x"}).scope == replace(empty, **{other: "x"}).scope) == (one == other)
+
+
+def test_values_cannot_be_moved_across_the_border_of_two_fields() -> None:
+    assert Namespace("ab", "c", "", "", "").scope != Namespace("a", "bc", "", "", "").scope
+    assert Namespace("a", "", "", "", "", "b").scope != Namespace("ab", "", "", "", "").scope
+    # Text that looks like the framing of the next field.
+    framed = "\0" * 7 + "\5model" + "\0" * 7 + "\1m"
+    assert Namespace("a" + framed, "", "", "", "").scope != Namespace("a", "m", "", "", "").scope
+
+
+@given(namespaces, namespaces)
+def test_scopes_are_equal_only_if_all_fields_are(one: Namespace, other: Namespace) -> None:
+    assert (one.scope == other.scope) == (one == other)

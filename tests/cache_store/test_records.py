@@ -1,0 +1,131 @@
+"""Records: what comes back is what was written, or a refusal that says why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache_store import records
+from cache_store.errors import RecordFault, RecordRefusedError
+from cache_store.records import HEADER_BYTES, Kind, Provenance, Record, decode, decode_any, encode, record_name
+
+DIGEST = bytes(range(32))
+KV = Record(Kind.KV, 3, (2, 64, 3), "bf16", DIGEST, b"payload", Provenance.CORRECTED, 2)
+ENCODED = bytes.fromhex(
+    "4366520001000303020003000300020000004000000003000000000000006266313600000000000102030405060708090a0b0c0d0e0f"
+    "101112131415161718191a1b1c1d1e1f070000000000000071ace44fcf5a05accbdff4c7f7e8afa27061796c6f6164"
+)
+
+any_record = st.builds(
+    Record,
+    kind=st.sampled_from(Kind),
+    layer=st.integers(0, 2**16 - 1),
+    shape=st.lists(st.integers(0, 2**32 - 1), max_size=4).map(tuple),
+    dtype=st.text("abcdefuif0123456789", max_size=8),
+    tokens_digest=st.binary(min_size=32, max_size=32),
+    payload=st.binary(max_size=200),
+    provenance=st.sampled_from(Provenance),
+    hops=st.integers(0, 2**16 - 1),
+)
+
+
+def refused(data: bytes) -> RecordFault:
+    with pytest.raises(RecordRefusedError) as caught:
+        decode(data, kind=Kind.KV, layer=3, tokens_digest=DIGEST)
+    return caught.value.fault
+
+
+def test_a_record_has_the_same_bytes_on_every_machine() -> None:
+    assert encode(KV) == ENCODED
+    assert decode(ENCODED, kind=Kind.KV, layer=3, tokens_digest=DIGEST) == KV
+
+
+@given(any_record)
+def test_every_record_comes_back_as_it_was(record: Record) -> None:
+    data = encode(record)
+    assert decode_any(data) == record
+    assert decode(data, kind=record.kind, layer=record.layer, tokens_digest=record.tokens_digest) == record
+    assert len(data) == HEADER_BYTES + len(record.payload)
+
+
+def test_every_flipped_bit_is_refused() -> None:
+    for at in range(len(ENCODED)):
+        for bit in range(8):
+            altered = bytearray(ENCODED)
+            altered[at] ^= 1 << bit
+            with pytest.raises(RecordRefusedError):
+                decode_any(bytes(altered))
+
+
+def test_every_truncation_is_refused_as_one() -> None:
+    assert {refused(ENCODED[:length]) for length in range(len(ENCODED))} == {RecordFault.TRUNCATED}
+
+
+def test_bytes_behind_the_end_are_refused() -> None:
+    assert refused(ENCODED + b"\0") is RecordFault.CHECKSUM
+
+
+@given(st.binary(max_size=300))
+def test_noise_is_refused(data: bytes) -> None:
+    with pytest.raises(RecordRefusedError):
+        decode_any(data)
+
+
+@given(st.binary(max_size=300))
+def test_noise_behind_a_true_beginning_is_refused(data: bytes) -> None:
+    if data != ENCODED[6:]:
+        with pytest.raises(RecordRefusedError):
+            decode_any(ENCODED[:6] + data)
+
+
+def test_another_version_is_refused_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "VERSION", 2)
+    later = encode(KV)
+    monkeypatch.undo()
+    assert refused(later) is RecordFault.VERSION
+
+
+@pytest.mark.parametrize("field", ["kind", "provenance"])
+def test_a_kind_or_provenance_that_this_version_does_not_know_is_refused_as_its_version(field: str) -> None:
+    assert refused(encode(replace(KV, **{field: 200}))) is RecordFault.VERSION
+
+
+@pytest.mark.parametrize(
+    ("other", "fault"),
+    [
+        ({"kind": Kind.MASS}, RecordFault.KIND),
+        ({"layer": 4}, RecordFault.LAYER),
+        ({"tokens_digest": bytes(32)}, RecordFault.TOKENS),
+    ],
+    ids=["kind", "layer", "tokens"],
+)
+def test_a_record_of_something_else_is_refused(other: dict[str, object], fault: RecordFault) -> None:
+    assert refused(encode(replace(KV, **other))) is fault
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"shape": (1, 2, 3, 4, 5)},
+        {"shape": (-1,)},
+        {"shape": (2**32,)},
+        {"dtype": "bfloat16e"},
+        {"dtype": "ü"},
+        {"tokens_digest": b"short"},
+        {"layer": -1},
+        {"layer": 2**16},
+        {"hops": 2**16},
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_the_header_cannot_be_written(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - the message is of the field that is wrong
+        encode(replace(KV, **wrong))
+
+
+def test_names_say_kind_and_layer() -> None:
+    assert record_name(Kind.MASS, 12) == Record(Kind.MASS, 12, (), "", DIGEST, b"").name == "mass/12"
+    assert len({record_name(kind, layer) for kind in Kind for layer in range(30)}) == 30 * len(Kind)
