@@ -253,7 +253,7 @@ class LmdbBackend:
             self._environment.env.reader_check()
         change = Change(txn, self._environment.tables, self._now_ns())
         change.state.file_bytes = self._environment.file_bytes
-        used, damaged = self._recent.take(time.monotonic())
+        used, damaged = self._recent.take()
         for page in damaged:
             lmdb_pages.take_damaged(change, page)
         change.use(used)

@@ -86,8 +86,7 @@ class Environment:
             )
             self._fd = os.open(path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
         self.tables: dict[str, lmdb._Database] = {}
-        # Before any change of this process lengthens it.
-        self._found_bytes = self._longest = self.file_bytes
+        self._found_bytes = self._longest = 0
 
     def begin(self) -> "lmdb.Transaction[memoryview]":
         """A transaction that writes, on a file that is as long as LMDB takes it to be; waits for other writers."""
@@ -119,24 +118,12 @@ class Environment:
             StoreVersionError: another version's layout.
             StoreUnavailableError: the file was cut off.
         """
-        meta = self.env.open_db(b"meta", txn=txn)
-        found = txn.get(b"layout", db=meta)
-        version = LAYOUT_VERSION if found is None else int.from_bytes(found, "big")
-        if version != LAYOUT_VERSION:
-            message = f"the store {self._path} has layout {version}, this Crossfill has layout {LAYOUT_VERSION}"
-            raise StoreVersionError(f"{message}: delete the folder, or use the Crossfill that wrote it")
-        if found is None:
-            txn.put(b"layout", LAYOUT_VERSION.to_bytes(4, "big"), db=meta)
-        packed = txn.get(b"state", db=meta)
-        if packed is not None and self._found_bytes < State.unpack(packed).file_bytes:
-            self._refuse_cut()
-        for name in TABLES:
-            self.tables[name] = self.env.open_db(name.encode(), txn=txn)
-        before = txn.get(b"boot", db=meta)
-        if before is not None and bytes(before) == boot_id.encode():
-            return False
-        txn.put(b"boot", boot_id.encode(), db=meta)
-        return before is not None
+        try:
+            return self._prepare(txn, boot_id)
+        except BaseException:
+            # As it was found, so that the next one to open it finds the same fault.
+            os.truncate(self._path / "data.mdb", self._found_bytes)
+            raise
 
     @property
     def file_bytes(self) -> int:
@@ -165,8 +152,29 @@ class Environment:
         os.close(self._fd)
         self.env.close()
 
+    def _prepare(self, txn: "lmdb.Transaction[memoryview]", boot_id: str) -> bool:
+        meta = self.env.open_db(b"meta", txn=txn)
+        found = txn.get(b"layout", db=meta)
+        version = LAYOUT_VERSION if found is None else int.from_bytes(found, "big")
+        if version != LAYOUT_VERSION:
+            message = f"the store {self._path} has layout {version}, this Crossfill has layout {LAYOUT_VERSION}"
+            raise StoreVersionError(f"{message}: delete the folder, or use the Crossfill that wrote it")
+        if found is None:
+            txn.put(b"layout", LAYOUT_VERSION.to_bytes(4, "big"), db=meta)
+        packed = txn.get(b"state", db=meta)
+        if packed is not None and self._found_bytes < State.unpack(packed).file_bytes:
+            self._refuse_cut()
+        for name in TABLES:
+            self.tables[name] = self.env.open_db(name.encode(), txn=txn)
+        before = txn.get(b"boot", db=meta)
+        if before is not None and bytes(before) == boot_id.encode():
+            return False
+        txn.put(b"boot", boot_id.encode(), db=meta)
+        return before is not None
+
     def _lengthen(self) -> None:
-        found = self._check_length()
+        # Under the writers' lock: an earlier look may be older than another process's last change.
+        found = self._found_bytes = self._check_length()
         needed = (self.env.info()["last_pgno"] + 1) * self.env.stat()["psize"]
         if found < needed:
             # Safe, for no other process writes now.
@@ -174,8 +182,9 @@ class Environment:
             self._longest = needed
 
     def _check_length(self) -> int:
-        found = self.file_bytes
-        if found < self._longest:
+        # In this order: another thread may lengthen the file in between.
+        longest, found = self._longest, self.file_bytes
+        if found < longest:
             self._refuse_cut()
         self._longest = found
         return found

@@ -26,8 +26,8 @@ class Recent:
                 self._used.pop(page, None)
                 self._used[page] = None
             self._damaged.update(damaged)
-            for page in list(self._used)[: len(self._used) - self.MOST]:
-                del self._used[page]
+            while len(self._used) > self.MOST:
+                del self._used[next(iter(self._used))]
 
     def is_due(self, now_s: float) -> bool:
         """Whether it is old or large enough to be written; once, until it was taken."""
@@ -42,7 +42,7 @@ class Recent:
             self._asked = True
             return True
 
-    def take(self, now_s: float) -> tuple[list[bytes], list[bytes]]:
+    def take(self) -> tuple[list[bytes], list[bytes]]:
         """Used and damaged pages, to be written now."""
         with self._lock:
             used, damaged = list(self._used), sorted(self._damaged)

@@ -71,7 +71,7 @@ def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Calla
         elif request.param == "lmdb":
             from cache_store.backends.lmdb import LmdbBackend
 
-            opened.append(Opened(LmdbBackend(tmp_path / uuid.uuid4().hex, clock=clock), clock.advance))
+            opened.append(Opened(LmdbBackend(tmp_path / uuid.uuid4().hex, clock=clock, deadline_s=30), clock.advance))
         else:
             from cache_store.backends.redis import RedisBackend
 

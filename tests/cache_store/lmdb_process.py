@@ -46,7 +46,7 @@ def publish_for_ever(folder: Path) -> None:
 
 def hold_writers_lock(folder: Path) -> None:
     """Keep every other process from writing."""
-    backend = LmdbBackend(folder)
+    backend = LmdbBackend(folder, deadline_s=30)
     transaction = backend._environment.begin()
     say("holding")
     time.sleep(60)
@@ -55,7 +55,7 @@ def hold_writers_lock(folder: Path) -> None:
 
 def lease(folder: Path) -> None:
     """Lease all pages for a minute, and die without a word."""
-    backend = LmdbBackend(folder)
+    backend = LmdbBackend(folder, deadline_s=30)
     keys = [page.key for _, page in backend.scan()]
     say(str(backend.lease(SCOPE.scope, keys, "dead reader", 60)))
     os._exit(9)
@@ -63,7 +63,7 @@ def lease(folder: Path) -> None:
 
 def read_for_ever(folder: Path) -> None:
     """Hold a transaction that reads, as a process does that was stopped in the middle of a read."""
-    backend = LmdbBackend(folder)
+    backend = LmdbBackend(folder, deadline_s=30)
     with backend._environment.view():
         say("reading")
         time.sleep(60)
@@ -82,7 +82,7 @@ def publish_shared(folder: Path) -> None:
 def look(folder: Path) -> None:
     """Open the store and say what becomes of it."""
     try:
-        backend = LmdbBackend(folder)
+        backend = LmdbBackend(folder, deadline_s=30)
         say(f"{sum(1 for _ in backend.scan())} pages")
         backend.close()
     except StoreError as error:
@@ -91,7 +91,7 @@ def look(folder: Path) -> None:
 
 def keep_open(folder: Path) -> None:
     """Have the store open, and do nothing."""
-    backend = LmdbBackend(folder)
+    backend = LmdbBackend(folder, deadline_s=30)
     say("open")
     time.sleep(60)
     backend.close()

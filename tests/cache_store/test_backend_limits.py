@@ -40,6 +40,19 @@ def test_use_keeps_a_page(opened: Opened, use: str) -> None:
     assert there(backend, A, *"abcd") == ["a", "c", "d"]
 
 
+def test_pages_of_one_call_were_used_in_its_order(opened: Opened) -> None:
+    backend = opened.backend
+    put(backend, [page("b", A.scope), page("d", A.scope)])
+    put(backend, [page(name, A.scope) for name in "abcd"])
+    for left in ("bcd", "cd", "d", ""):
+        backend.evict(1)
+        assert there(backend, A, *"abcd") == list(left)
+    put(backend, [page(name, A.scope) for name in "abc"])
+    backend.lookup(A.scope, [key("c"), key("a"), key("b")])
+    backend.evict(1)
+    assert there(backend, A, *"abc") == ["a", "b"]
+
+
 @pytest.mark.parametrize("look", ["scan", "stats", "lease"])
 def test_looking_without_use_keeps_no_page(opened: Opened, look: str) -> None:
     backend, limits = opened.backend, room(opened, 3)

@@ -70,7 +70,7 @@ def test_another_layout_is_refused_and_left_alone(folder: Path) -> None:
             txn.put(b"layout", (9).to_bytes(4, "big"), db=table)
     before = (folder / "data.mdb").read_bytes()
     with pytest.raises(StoreVersionError, match="layout 9"):
-        LmdbBackend(folder)
+        LmdbBackend(folder, deadline_s=30)
     assert (folder / "data.mdb").read_bytes() == before
 
 
@@ -163,7 +163,7 @@ def test_a_full_map_refuses_and_a_smaller_budget_helps(folder: Path) -> None:
 
 
 def test_a_limit_on_the_size_of_files_refuses_like_a_full_disk(folder: Path) -> None:
-    LmdbBackend(folder).close()
+    LmdbBackend(folder, deadline_s=30).close()
     child = os.fork()
     if child == 0:
         status = 1
@@ -286,7 +286,7 @@ def test_a_file_that_is_no_store_is_refused(folder: Path) -> None:
     folder.mkdir()
     (folder / "data.mdb").write_bytes(os.urandom(100_000))
     with pytest.raises(StoreUnavailableError) as caught:
-        LmdbBackend(folder)
+        LmdbBackend(folder, deadline_s=30)
     assert caught.value.reason == "io"
 
 
@@ -335,9 +335,9 @@ def test_lookups_change_nothing_on_disk(folder: Path) -> None:
 
 
 def test_a_store_that_is_open_in_this_process_is_refused_a_second_time(folder: Path) -> None:
-    backend = LmdbBackend(folder)
+    backend = LmdbBackend(folder, deadline_s=30)
     with pytest.raises(StoreUnavailableError, match="already open") as caught:
-        LmdbBackend(folder)
+        LmdbBackend(folder, deadline_s=30)
     assert caught.value.reason == "refused"
     assert backend.stats().size_bytes == 0
     backend.close()

@@ -142,7 +142,7 @@ def test_two_processes_that_publish_the_same_pages_lose_no_record(
     for process in processes:
         end(process)
         assert process.returncode == 0
-    backend = LmdbBackend(folder)
+    backend = LmdbBackend(folder, deadline_s=30)
     pages = [page for _, page in backend.scan()]
     assert len(pages) == 20
     for page in pages:
@@ -183,7 +183,7 @@ def test_what_a_killed_reader_kept_from_reuse_is_freed_after_some_changes(
 def test_processes_of_another_pid_namespace_are_refused_while_the_store_is_open(
     folder: Path, start: Callable[..., subprocess.Popen[str]]
 ) -> None:
-    backend = LmdbBackend(folder)
+    backend = LmdbBackend(folder, deadline_s=30)
     refused = end(start("look", "unshare", "--pid", "--fork"))
     assert refused.startswith("ForeignProcessError")
     assert "PID namespace" in refused
@@ -193,11 +193,11 @@ def test_processes_of_another_pid_namespace_are_refused_while_the_store_is_open(
 
 
 def test_a_process_of_another_pid_namespace_that_has_it_open_keeps_this_one_out(folder: Path) -> None:
-    theirs = LmdbBackend(folder, pid_namespace=1)
+    theirs = LmdbBackend(folder, pid_namespace=1, deadline_s=30)
     with pytest.raises(ForeignProcessError):
-        LmdbBackend(folder, pid_namespace=2)
+        LmdbBackend(folder, pid_namespace=2, deadline_s=30)
     theirs.close()
-    LmdbBackend(folder, pid_namespace=2).close()
+    LmdbBackend(folder, pid_namespace=2, deadline_s=30).close()
 
 
 def test_a_killed_process_of_another_pid_namespace_keeps_nobody_out(
@@ -205,14 +205,14 @@ def test_a_killed_process_of_another_pid_namespace_keeps_nobody_out(
 ) -> None:
     keeper = start("keep_open", line="open")
     with pytest.raises(ForeignProcessError):
-        LmdbBackend(folder, pid_namespace=1)
+        LmdbBackend(folder, pid_namespace=1, deadline_s=30)
     keeper.kill()
     keeper.wait()
-    LmdbBackend(folder, pid_namespace=1).close()
+    LmdbBackend(folder, pid_namespace=1, deadline_s=30).close()
 
 
 def test_a_forked_child_is_told_to_open_the_store_again(folder: Path) -> None:
-    backend = LmdbBackend(folder)
+    backend = LmdbBackend(folder, deadline_s=30)
     page = true_page("p", SCOPE.scope)
     backend.publish(SCOPE, [page], ROOMY)
     child = os.fork()
