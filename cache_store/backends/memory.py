@@ -24,8 +24,9 @@ from cache_store.backends.protocol import (
 )
 from cache_store.errors import StoreUnavailableError, StoreUrlError
 
-PAGE_OVERHEAD_BYTES = 1024
-"""Counted for a page beside its records: what Python needs for a page with a few of them."""
+PAGE_OVERHEAD_BYTES = 2304
+"""Counted for a page beside its records: what Python needs for a page with 30 of them (measured: 2,214 bytes; 515
+without any)."""
 
 _PageId = tuple[bytes, bytes]
 
