@@ -1,0 +1,57 @@
+"""Settings of the store."""
+
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from cache_store.backends.opening import SCHEMES
+from cache_store.backends.protocol import Limits
+
+DEFAULT_URL = "lmdb:///var/store"
+
+
+def _check_url(url: str) -> str:
+    scheme, separator, _ = url.partition("://")
+    if not separator or scheme not in SCHEMES:
+        raise ValueError(f"no store's URL; it begins with {', '.join(f'{name}://' for name in SCHEMES)}")
+    return url
+
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class StoreSettings(BaseModel):
+    """Where state is kept and how much of it; each has a default that is safe on a small machine.
+
+    Attributes:
+        url: as `open_backend` takes it.
+        budget_bytes: most that the whole store may hold.
+        tenant_bytes: most that one tenant may hold; without it, the whole budget.
+        deadline_s: longest that one call of the backend may take.
+        fetch_deadline_s: after which a request's fetch ends, whatever is missing.
+        fetch_threads: that read for requests.
+        fetches_in_flight: requests that read or wait to read; more are refused.
+        queue_bytes: of records that wait to be published; more are dropped.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    url: Annotated[str, AfterValidator(_check_url)] = DEFAULT_URL
+    budget_bytes: int = Field(default=4 * 2**30, ge=2**20)
+    tenant_bytes: int | None = Field(default=None, ge=2**20)
+    deadline_s: Seconds = 1.0
+    fetch_deadline_s: Seconds = 5.0
+    fetch_threads: int = Field(default=2, ge=1, le=64)
+    fetches_in_flight: int = Field(default=64, ge=1)
+    queue_bytes: int = Field(default=64 * 2**20, ge=2**16)
+
+    @model_validator(mode="after")
+    def _tenant_fits(self) -> Self:
+        if self.tenant_bytes is not None and self.tenant_bytes > self.budget_bytes:
+            raise ValueError("tenant_bytes is more than budget_bytes, so it would bound nothing")
+        return self
+
+    @property
+    def limits(self) -> Limits:
+        """What a publish keeps to."""
+        return Limits(self.budget_bytes, self.tenant_bytes or self.budget_bytes)
