@@ -1,0 +1,192 @@
+"""Reads what the store has for a request, in the background, while the request waits for its turn."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from cache_store.client.threads import Threads
+from cache_store.errors import StoreError
+from cache_store.metrics import FetchEnd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from cache_store.coverage import Coverage
+    from cache_store.namespace import Namespace
+    from cache_store.records import Record
+    from cache_store.store import Store
+
+_log = logging.getLogger("crossfill.store")
+
+LayerRecords = dict[str, dict[int, "Record"]]
+"""Records by name, then by index of their page within the prefix."""
+
+
+class Fetch:
+    """What one request gets from the store. Safe to use from several threads; nothing here waits unless it says so.
+
+    Layers become ready in the order in which the computation will want them. A fetch that ended early keeps what had
+    come by then, except after `cancel`, which drops everything.
+    """
+
+    def __init__(self, request_id: str, deadline_at_s: float, clock: Callable[[], float]) -> None:
+        self.request_id = request_id
+        self._deadline_at_s = deadline_at_s
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._coverage: Coverage | None = None
+        self._layers: dict[int, LayerRecords] = {}
+        self._ready: set[int] = set()
+        self._end: FetchEnd | None = None
+        self._on_cancel: Callable[[], object] = lambda: None
+        self._on_end: Callable[[FetchEnd], None] = lambda _: None
+
+    @property
+    def end(self) -> FetchEnd | None:
+        """How it ended; None while it goes on."""
+        self._check_deadline()
+        return self._end
+
+    def coverage(self, wait_s: float = 0.0) -> Coverage | None:
+        """What the store has, waiting at most `wait_s` seconds and never beyond the deadline; None if nobody knows."""
+        left_s = min(wait_s, self._deadline_at_s - self._clock())
+        with self._changed:
+            self._changed.wait_for(lambda: self._coverage is not None or self._end is not None, max(0.0, left_s))
+            found = self._coverage
+        self._check_deadline()
+        return found
+
+    def ready(self, layer: int) -> bool:
+        """Whether all that will come of a layer is there to be taken."""
+        with self._changed:
+            return layer in self._ready
+
+    def take(self, layer: int, wait_s: float = 0.0) -> LayerRecords | None:
+        """The records of a layer, once; None if they are not ready after `wait_s` seconds or the deadline."""
+        left_s = min(wait_s, self._deadline_at_s - self._clock())
+        with self._changed:
+            self._changed.wait_for(lambda: layer in self._ready or self._end is not None, max(0.0, left_s))
+            self._ready.discard(layer)
+            return self._layers.pop(layer, None)
+
+    def cancel(self) -> None:
+        """The request is gone: read no further, and drop what was read."""
+        self._finish(FetchEnd.CANCELLED)
+        with self._changed:
+            self._coverage = None
+            self._layers.clear()
+            self._ready.clear()
+        self._on_cancel()
+
+    def _check_deadline(self) -> None:
+        if self._end is None and self._clock() >= self._deadline_at_s:
+            self._finish(FetchEnd.DEADLINE)
+
+    def _finish(self, end: FetchEnd) -> None:
+        with self._changed:
+            if self._end is not None:
+                return
+            self._end = end
+            self._changed.notify_all()
+        self._on_end(end)
+
+    def _goes_on(self) -> bool:
+        self._check_deadline()
+        return self._end is None
+
+    def _found(self, coverage: Coverage) -> None:
+        with self._changed:
+            if self._end is None:
+                self._coverage = coverage
+                self._changed.notify_all()
+
+    def _came(self, layer: int, records: LayerRecords) -> None:
+        with self._changed:
+            if self._end is None:
+                self._layers[layer] = records
+                self._ready.add(layer)
+                self._changed.notify_all()
+
+
+class Fetcher:
+    """Starts fetches, on a bounded number of threads, for a bounded number of requests at a time.
+
+    A backend that hangs holds these threads and nothing else: requests end at their deadline, and while all threads
+    hang, new ones are refused as `busy` once `in_flight` wait.
+    """
+
+    def __init__(
+        self, store: Store, threads: int = 2, in_flight: int = 64, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._threads = Threads("crossfill-fetch", threads, in_flight)
+
+    def start(
+        self, request_id: str, namespace: Namespace, tokens: Sequence[int], names: Sequence[str], deadline_s: float
+    ) -> Fetch:
+        """Begin to look up a prefix and to read its records of these names; returns at once.
+
+        Layers are read in the order in which `names` mentions them first. One that cannot be started has ended as
+        `busy`.
+
+        Raises:
+            ValueError: a name is none that `record_name` gives.
+        """
+        layers = _by_layer(names)
+        fetch = Fetch(request_id, self._clock() + deadline_s, self._clock)
+        fetch._on_end = self._store.metrics.count_fetch
+        work = self._threads.submit(lambda: self._run(fetch, namespace, tokens, layers))
+        if work is None:
+            fetch._finish(FetchEnd.BUSY)
+        else:
+            fetch._on_cancel = work.cancel
+        return fetch
+
+    def close(self) -> None:
+        """Start nothing more."""
+        self._threads.close()
+
+    def _run(
+        self, fetch: Fetch, namespace: Namespace, tokens: Sequence[int], layers: Mapping[int, Sequence[str]]
+    ) -> None:
+        try:
+            if not fetch._goes_on():
+                return
+            coverage = self._store.match(namespace, tokens)
+            fetch._found(coverage)
+            for layer, names in layers.items():
+                if not fetch._goes_on():
+                    return
+                fetch._came(layer, self._read(namespace, coverage, names))
+            fetch._finish(FetchEnd.DONE)
+        except StoreError as error:
+            _log.info("%s: the store did not answer: %s", fetch.request_id, error)
+            fetch._finish(FetchEnd.UNAVAILABLE)
+        except Exception:  # noqa: BLE001 - the thread serves other requests, and this one must not wait for its deadline
+            _log.exception("%s: a fetch failed", fetch.request_id)
+            fetch._finish(FetchEnd.FAILED)
+
+    def _read(self, namespace: Namespace, coverage: Coverage, names: Sequence[str]) -> LayerRecords:
+        wanted = [(index, name) for name in names for index in coverage.pages_with(name)]
+        if not wanted:
+            return {}
+        found = self._store.read(namespace, [(coverage.pages[index], name) for index, name in wanted])
+        records: LayerRecords = {}
+        for (index, name), record in zip(wanted, found, strict=True):
+            if record is not None:
+                records.setdefault(name, {})[index] = record
+        return records
+
+
+def _by_layer(names: Sequence[str]) -> dict[int, list[str]]:
+    layers: dict[int, list[str]] = {}
+    for name in names:
+        _, _, layer = name.partition("/")
+        if not layer.isdecimal():
+            raise ValueError(f"no name of a record: {name!r}; they are such as mass/12")
+        layers.setdefault(int(layer), []).append(name)
+    return layers
