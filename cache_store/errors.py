@@ -7,6 +7,7 @@ StoreError
 │   └── PoolRefusedError   … of a block pool, with the reason
 ├── StaleHandlesError      slots of a block pool were given to somebody else; what was read of them must not be used
 ├── StoreVersionError      another version of Crossfill wrote this store; the operator must flush or upgrade it
+├── ExportFileError        a file to import is not what an export wrote; nothing of it is used
 ├── ForeignProcessError    an embedded store is opened from where its locks do not reach (another PID namespace)
 └── RecordRefusedError     a record is not what it should be: truncated, altered, of another version or of other tokens
 """
@@ -66,6 +67,10 @@ class StaleHandlesError(StoreError):
 
 class StoreVersionError(StoreError):
     """The store's layout is that of another version."""
+
+
+class ExportFileError(StoreError):
+    """A file cannot be exported to, or is not what an export wrote. The text begins with its path."""
 
 
 class ForeignProcessError(StoreError):

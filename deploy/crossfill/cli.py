@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from crossfill import bench_cli, calibrate_cli, config_cli, keys_cli, models_cli, route_cli
+from crossfill import bench_cli, calibrate_cli, config_cli, keys_cli, models_cli, route_cli, store_cli
 from engines.models.prepare import DEFAULT_ROOT
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app.add_typer(models_cli.app, name="models", help="Make and judge the demo's mod
 app.add_typer(calibrate_cli.app, name="calibrate", help="Fit to data what the service decides by.")
 app.add_typer(config_cli.app, name="config", help="Check, show and describe configuration files.")
 app.add_typer(keys_cli.app, name="keys", help="Make, list and revoke API keys.")
+app.add_typer(store_cli.app, name="store", help="Look into the store of attention state, check it, make room in it.")
 app.add_typer(bench_cli.app, name="bench", help="Measure on this machine.")
 
 _WORKER_GRACE_S = 45.0
@@ -26,6 +27,7 @@ _WORKER_GRACE_S = 45.0
 
 def main() -> None:
     """Run the program; an error that the operator can act on is one line on stderr and status 1."""
+    from cache_store.errors import StoreError
     from crossfill.errors import CrossfillError
     from engines.errors import EngineError
     from engines.fake_worker import ScriptError
@@ -33,7 +35,7 @@ def main() -> None:
 
     try:
         app()
-    except (CrossfillError, EngineError, ScriptError, ConfigError) as error:
+    except (CrossfillError, EngineError, ScriptError, ConfigError, StoreError) as error:
         typer.echo(f"crossfill: {error}", err=True)
         raise SystemExit(1) from None
 

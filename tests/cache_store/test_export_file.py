@@ -1,0 +1,129 @@
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache_store.backends.protocol import PageWrite, ScopeInfo
+from cache_store.errors import ExportFileError
+from cache_store.export_file import MAGIC, read_export, write_export
+
+ONE = ScopeInfo(b"1" * 16, "acme", "small", "r1")
+TWO = ScopeInfo(b"2" * 16, "ünder \n", "small", "")
+
+
+def page(number, **records):
+    return PageWrite(bytes([number]) * 16, b"p" * 16, bytes([number]) * 32, records)
+
+
+PAGES = [(ONE, page(1, a=b"x" * 5000, b=b"")), (ONE, page(2)), (TWO, page(3, c=b"\x00\xff")), (ONE, page(4, d=b"y"))]
+
+
+@pytest.mark.parametrize("name", ["pages", "pages.zst"])
+def test_what_was_written_is_read(tmp_path, name):
+    file = tmp_path / name
+    assert write_export(file, iter(PAGES)) == 4
+    assert list(read_export(file)) == PAGES
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert file.read_bytes().startswith(MAGIC) == (name == "pages")
+
+
+def test_a_compressed_file_is_known_by_its_content(tmp_path):
+    write_export(tmp_path / "pages.zst", PAGES)
+    assert list(read_export((tmp_path / "pages.zst").rename(tmp_path / "pages"))) == PAGES
+
+
+def test_nothing_is_an_export_too(tmp_path):
+    assert write_export(tmp_path / "none", []) == 0
+    assert list(read_export(tmp_path / "none")) == []
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    file = tmp_path_factory.mktemp("export") / "pages"
+    write_export(file, [(ONE, page(1, a=b"abc")), (TWO, page(2, b=b"def"))])
+    return file
+
+
+@given(data=st.data())
+def test_any_altered_byte_is_refused(written, data):
+    content = bytearray(written.read_bytes())
+    at = data.draw(st.integers(0, len(content) - 1))
+    content[at] ^= data.draw(st.integers(1, 255))
+    altered = written.with_name("altered")
+    altered.write_bytes(content)
+    with pytest.raises(ExportFileError):
+        list(read_export(altered))
+    assert len(list(read_export(written))) == 2
+
+
+@given(data=st.data())
+def test_any_shortened_file_is_refused(written, data):
+    content = written.read_bytes()
+    short = written.with_name("short")
+    short.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
+    with pytest.raises(ExportFileError):
+        list(read_export(short))
+
+
+def test_a_frame_that_is_left_out_or_stands_elsewhere_is_refused(tmp_path):
+    file = tmp_path / "pages"
+    write_export(file, [(ONE, page(1)), (ONE, page(2))])
+    content = file.read_bytes()
+    size = 5 + 66 + 16
+    first = content.index(bytes([1]) * 16) - 5
+    before, one, two, after = (
+        *(content[:first], content[first : first + size]),
+        *(content[first + size : first + 2 * size], content[first + 2 * size :]),
+    )
+    assert before + one + two + after == content
+    for altered in (before + two + one + after, before + one + after, before + one + one + two + after, content + b"x"):
+        file.write_bytes(altered)
+        with pytest.raises(ExportFileError, match=r"altered|ends"):
+            list(read_export(file))
+
+
+def test_a_damaged_compressed_file_is_one_line(tmp_path):
+    file = tmp_path / "pages.zst"
+    write_export(file, PAGES)
+    content = file.read_bytes()
+    for damaged in (content[:-10], content[:20] + b"\x00" * 8 + content[28:]):
+        file.write_bytes(damaged)
+        with pytest.raises(ExportFileError) as caught:
+            list(read_export(file))
+        assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_file_that_is_none_or_cannot_be(tmp_path):
+    (tmp_path / "text").write_text("something else, and long enough to be a file")
+    with pytest.raises(ExportFileError, match="is no export"):
+        list(read_export(tmp_path / "text"))
+    with pytest.raises(ExportFileError, match=r"absent: cannot be read: No such file"):
+        list(read_export(tmp_path / "absent"))
+    with pytest.raises(ExportFileError, match=r"cannot be written: No such file"):
+        write_export(tmp_path / "none" / "file", PAGES)
+
+
+def test_a_failure_on_the_way_leaves_the_file_that_was_there(tmp_path):
+    file = tmp_path / "pages"
+    write_export(file, PAGES)
+
+    def breaks():
+        yield PAGES[0]
+        raise RuntimeError("the store went away")
+
+    with pytest.raises(RuntimeError):
+        write_export(file, breaks())
+    assert list(read_export(file)) == PAGES
+    assert [path.name for path in tmp_path.iterdir()] == ["pages"]
+
+
+def test_without_zstandard_it_says_so(tmp_path, monkeypatch):
+    write_export(tmp_path / "pages.zst", PAGES)
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(ExportFileError, match=r"without \.zst"):
+        write_export(tmp_path / "other.zst", PAGES)
+    with pytest.raises(ExportFileError, match="needs the package zstandard"):
+        list(read_export(tmp_path / "pages.zst"))
+    write_export(tmp_path / "plain", PAGES)
+    assert list(read_export(tmp_path / "plain")) == PAGES
