@@ -4,114 +4,12 @@ from collections import defaultdict
 import pytest
 from prometheus_client import CollectorRegistry
 
-from cache_store.backends.protocol import (
-    AnchorPut,
-    BackendStats,
-    Limits,
-    PageInfo,
-    PageWrite,
-    Published,
-    Reclaimed,
-    Refusal,
-    ScopeStats,
-)
+from cache_store.backends.protocol import Limits, PageWrite
 from cache_store.keys import page_keys
 from cache_store.metrics import StoreMetrics
 from cache_store.namespace import Namespace
 from cache_store.records import Kind, Record
-from cache_store.store import Store
-
-
-class DictBackend:
-    """Pages in a dictionary, without bounds: what the protocol says, as plainly as possible."""
-
-    def __init__(self):
-        self.lock = threading.Lock()
-        self.infos, self.epochs, self.pages, self.pools = {}, defaultdict(int), {}, {}
-        self.leases, self.quarantined = {}, 0
-
-    def _page(self, scope, key):
-        return self.pages.get((scope, self.epochs[scope], key))
-
-    def lookup(self, scope, keys):
-        with self.lock:
-            found = [self._page(scope, key) for key in keys]
-            return [
-                page and PageInfo(page.tokens_digest, {name: len(data) for name, data in page.records.items()})
-                for page in found
-            ]
-
-    def read(self, scope, wanted):
-        with self.lock:
-            return [page.records.get(name) if (page := self._page(scope, key)) else None for key, name in wanted]
-
-    def publish(self, info, pages, limits):
-        with self.lock:
-            self.infos[info.scope] = info
-            stored, refused, size = 0, defaultdict(int), 0
-            for new in pages:
-                old = self._page(info.scope, new.key)
-                if old and old.tokens_digest != new.tokens_digest:
-                    refused[Refusal.COLLISION] += 1
-                    continue
-                records = {**(old.records if old else {}), **new.records}
-                page = PageWrite(new.key, new.parent, new.tokens_digest, records)
-                self.pages[info.scope, self.epochs[info.scope], new.key] = page
-                stored, size = stored + 1, size + sum(map(len, new.records.values()))
-            return Published(stored, size, dict(refused))
-
-    def lease(self, scope, keys, holder, ttl_s):
-        there = {key for key in keys if self._page(scope, key)}
-        self.leases[holder] = there
-        return len(there)
-
-    def release(self, holder):
-        return len(self.leases.pop(holder, ()))
-
-    def flush(self, *, tenant=None, model=None, revision=None):
-        with self.lock:
-            gone = 0
-            for info in self.infos.values():
-                wanted = ((tenant, info.tenant), (model, info.model), (revision, info.revision))
-                if all(asked in {None, has} for asked, has in wanted):
-                    epoch = self.epochs[info.scope]
-                    gone += sum(place[:2] == (info.scope, epoch) for place in self.pages)
-                    self.epochs[info.scope] += 1
-            return Reclaimed(gone, 0)
-
-    def evict(self, size_bytes):
-        return Reclaimed(0, 0)
-
-    def compact(self):
-        return Reclaimed(0, 0)
-
-    def quarantine(self, scope, key, name):
-        with self.lock:
-            page = self._page(scope, key)
-            self.quarantined += 1
-            return page is not None and page.records.pop(name, None) is not None
-
-    def stats(self):
-        scopes = []
-        for info in self.infos.values():
-            pages = [p for place, p in self.pages.items() if place[:2] == (info.scope, self.epochs[info.scope])]
-            size = sum(len(data) for page in pages for data in page.records.values())
-            scopes.append(ScopeStats(info, self.epochs[info.scope], len(pages), size))
-        leased = sum(map(len, self.leases.values()))
-        return BackendStats(scopes, sum(scope.size_bytes for scope in scopes), leased, self.quarantined)
-
-    def put_anchor(self, pool, identity, data):
-        self.pools.setdefault((pool.info.scope, pool.slot), {})[identity] = data
-        return AnchorPut(True)
-
-    def anchors(self, pool):
-        return dict(self.pools.get((pool.info.scope, pool.slot), {}))
-
-    def use_anchors(self, pool, identities):
-        pass
-
-    def close(self):
-        pass
+from cache_store.store import Store, scope_info
 
 
 class Faulty:
@@ -152,8 +50,9 @@ def namespace():
 
 
 @pytest.fixture
-def backend():
-    faulty = Faulty(DictBackend())
+def backend(opened):
+    """An empty store of each kind, whose faults a test can choose."""
+    faulty = Faulty(opened.backend)
     yield faulty
     # Lets threads end that hang in it.
     faulty.go_on()
@@ -194,3 +93,25 @@ def made():
         return Record(Kind[kind.upper()], int(layer), (len(payload),), "u1", page.tokens_digest, payload)
 
     return make
+
+
+@pytest.fixture
+def put(backend):
+    """Store bytes, whatever they are, as a record of a page: `put(namespace, page, name, data)`."""
+
+    def put(namespace, page, name, data):
+        write = PageWrite(page.key, page.parent, page.tokens_digest, {name: data})
+        backend.backend.publish(scope_info(namespace), [write], Limits(2**30, 2**30))
+
+    return put
+
+
+@pytest.fixture
+def flip(backend, put):
+    """Alter one byte of a stored record: `flip(namespace, page, name)`."""
+
+    def flip(namespace, page, name):
+        [data] = backend.backend.read(namespace.scope, [(page.key, name)])
+        put(namespace, page, name, data[:-1] + bytes([data[-1] ^ 1]))
+
+    return flip
