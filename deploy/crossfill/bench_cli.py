@@ -56,3 +56,27 @@ def router(
 
     bench = RouterBench(tuple(int(part) for part in levels.split(",")), seconds, seed, scorer_file)
     bench_router(bench, output=output, console=Console())
+
+
+@app.command()
+def store(
+    url: Annotated[
+        list[str] | None,
+        typer.Option(help="A store, which is filled; by default one in memory, LMDB, and Redis if it is installed."),
+    ] = None,
+    tokens: Annotated[str, typer.Option(help="Lengths of prefixes.")] = "4096,20000",
+    rounds: Annotated[int, typer.Option(min=1, help="How often a prefix is published; others follow from it.")] = 40,
+    mirror_pages: Annotated[str, typer.Option(help="Pages of the radix mirror.")] = "1000,10000,100000,1000000",
+    output: Annotated[Path | None, typer.Option(help="Also write the results as JSON.")] = None,
+) -> None:
+    """Publishing and lookups of the store against plain calls of the libraries below, and its mirror's memory."""
+    from rich.console import Console
+
+    from crossfill.bench_store import bench_store
+    from crossfill.bench_store_report import StoreBench
+    from crossfill.progress import bars
+
+    lengths, sizes = (tuple(int(part) for part in text.split(",")) for text in (tokens, mirror_pages))
+    bench = StoreBench(tuple(url or ()), lengths, rounds=rounds, mirror_pages=sizes)
+    with bars() as progress:
+        bench_store(bench, output=output, console=Console(), progress=progress)
