@@ -1,13 +1,21 @@
 """Settings of the store."""
 
+from pathlib import Path
 from typing import Annotated, Self
+from urllib.parse import quote
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from cache_store.backends.opening import SCHEMES
 from cache_store.backends.protocol import Limits
 
-DEFAULT_URL = "lmdb:///var/store"
+DEFAULT_FOLDER = Path("var/store")
+"""Of the embedded store, relative to where the program was started."""
+
+
+def default_url() -> str:
+    """The embedded store in `DEFAULT_FOLDER`."""
+    return f"lmdb://{quote(str(DEFAULT_FOLDER.absolute()))}"
 
 
 def _check_url(url: str) -> str:
@@ -36,7 +44,7 @@ class StoreSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    url: Annotated[str, AfterValidator(_check_url)] = DEFAULT_URL
+    url: Annotated[str, AfterValidator(_check_url)] = Field(default_factory=default_url)
     budget_bytes: int = Field(default=4 * 2**30, ge=2**20)
     tenant_bytes: int | None = Field(default=None, ge=2**20)
     deadline_s: Seconds = 1.0

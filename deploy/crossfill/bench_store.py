@@ -19,6 +19,7 @@ import subprocess
 import time
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -88,9 +89,7 @@ def _bench_url(bench: StoreBench, url: str, folder: Path, progress: Bars) -> lis
     with ExitStack() as held:
         backend = open_backend(url, deadline_s=30.0)
         held.callback(backend.close)
-        raw = open_raw(url, folder, _layout(bench))
-        if raw is not None:
-            held.callback(raw.close)
+        raw = held.enter_context(open_raw(url, folder / "raw", _layout(bench)))
         measured: list[Measured] = []
         for tokens in bench.tokens:
             run = _Run(bench, url, tokens, backend, raw, progress)
@@ -108,7 +107,7 @@ class _Run:
     """One store at one length of prefix."""
 
     def __init__(
-        self, bench: StoreBench, url: str, tokens: int, backend: Backend, raw: Raw | None, progress: Bars
+        self, bench: StoreBench, url: str, tokens: int, backend: Backend, raw: Mapping[Side, Raw], progress: Bars
     ) -> None:
         self._bench = bench
         self._url = url
@@ -134,14 +133,12 @@ class _Run:
         self._require(all(found.contiguous_pages(name) == len(pages) for name in self._names), "pages were not found")
         self._require(self._backend.read(_NAMESPACE.scope, wanted) == sent, "other bytes were read than were written")
         self._require(not other.names, "another tenant found them")
-        if self._raw is not None:
-            self._raw.publish(self._raw.prepare(writes))
-            described = self._raw.match([page.key for page in pages])
-            self._require(
-                list(described) == list(map(description, writes)), "the library did not find what it was given"
-            )
-            second = self._raw.read([page.key for page in pages], 1)
-            self._require(list(second) == sent[1 :: len(self._names)], "the library read other bytes")
+        for raw in self._raw.values():
+            raw.publish(raw.prepare(writes))
+            described = raw.match([page.key for page in pages])
+            self._require(list(described) == list(map(description, writes)), "plain calls did not find the pages")
+            second = raw.read([page.key for page in pages], 1)
+            self._require(list(second) == sent[1 :: len(self._names)], "plain calls read other bytes")
 
     def measure(self) -> list[Measured]:
         """Each operation; the prefixes of all rounds but the last stay in the store, which is what fills it."""
@@ -151,7 +148,7 @@ class _Run:
         return [publish, self._times("match", 5 * rounds, self._match), self._times("read", 2 * rounds, self._read)]
 
     def _publish(self) -> Mapping[Side, Callable[[], object]]:
-        tokens, raw = self._prefix(), self._raw
+        tokens = self._prefix()
         records = self._records(tokens)
         alone = self._prefix()
         writes = self._store.page_writes(_NAMESPACE, alone, self._records(alone))
@@ -159,25 +156,22 @@ class _Run:
             Side.STORE: lambda: self._store.publish(_NAMESPACE, tokens, records),
             Side.BACKEND: lambda: self._store.write(_NAMESPACE, writes),
         }
-        if raw is not None:
-            prepared = raw.prepare(writes)
-            calls[Side.RAW] = lambda: raw.publish(prepared)
+        for side, raw in self._raw.items():
+            calls[side] = partial(raw.publish, raw.prepare(writes))
         self._known = alone
         return calls
 
     def _match(self) -> Mapping[Side, Callable[[], object]]:
-        tokens, raw = self._known, self._raw
+        tokens = self._known
         keys = [page.key for page in page_keys(_NAMESPACE.scope, tokens)]
         calls: dict[Side, Callable[[], object]] = {
             Side.STORE: lambda: self._store.match(_NAMESPACE, tokens),
             Side.BACKEND: lambda: self._backend.lookup(_NAMESPACE.scope, keys),
         }
-        if raw is not None:
-            calls[Side.RAW] = lambda: raw.match(keys)
-        return calls
+        return calls | {side: partial(raw.match, keys) for side, raw in self._raw.items()}
 
     def _read(self) -> Mapping[Side, Callable[[], object]]:
-        raw, index = self._raw, self._random.randrange(self._bench.records)
+        index = self._random.randrange(self._bench.records)
         name = self._names[index]
         pages = page_keys(_NAMESPACE.scope, self._known)
         wanted = [(page, name) for page in pages]
@@ -186,9 +180,8 @@ class _Run:
             Side.STORE: lambda: self._store.read(_NAMESPACE, wanted),
             Side.BACKEND: lambda: self._backend.read(_NAMESPACE.scope, keyed),
         }
-        if raw is not None:
-            calls[Side.RAW] = lambda: raw.read([key for key, _ in keyed], index)
-        return calls
+        keys = [page.key for page in pages]
+        return calls | {side: partial(raw.read, keys, index) for side, raw in self._raw.items()}
 
     def _times(
         self, operation: str, rounds: int, prepare: Callable[[], Mapping[Side, Callable[[], object]]]

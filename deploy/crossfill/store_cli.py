@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import unquote, urlsplit
 
 import typer
 
@@ -18,9 +19,11 @@ app = typer.Typer(help="The store of attention state.", no_args_is_help=True)
 _DEADLINE_S = 60.0
 
 Url = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--url", envvar="CROSSFILL_STORE_URL", help="Such as lmdb:///folder or redis://host:port/0.", show_default=False
+        "--url",
+        envvar="CROSSFILL_STORE_URL",
+        help="Such as lmdb:///folder or redis://host:port/0; by default the folder var/store.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
@@ -30,7 +33,7 @@ Revision = Annotated[str | None, typer.Option(help="Only of these weights, by th
 
 
 @app.command()
-def stats(url: Url, as_json: AsJson = False) -> None:
+def stats(url: Url = None, as_json: AsJson = False) -> None:
     """What each namespace holds."""
     from crossfill.store_report import show_json, show_stats, stats_json
 
@@ -44,12 +47,12 @@ def stats(url: Url, as_json: AsJson = False) -> None:
 
 @app.command()
 def inspect(
-    url: Url,
     key: Annotated[str, typer.Option(help="Pages whose key begins so, with their records; hexadecimal.")] = "",
     tenant: Tenant = None,
     model: Model = None,
     revision: Revision = None,
     limit: Annotated[int, typer.Option(min=1, help="Most pages shown.")] = 20,
+    url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """List pages, or the records of one; slow on a large store."""
@@ -76,8 +79,8 @@ def inspect(
 
 @app.command()
 def verify(
-    url: Url,
     repair: Annotated[bool, typer.Option("--repair", help="Take away the records that are refused.")] = False,
+    url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Read every record and check it; status 1 if one is not what it should be."""
@@ -95,11 +98,11 @@ def verify(
 
 @app.command()
 def flush(
-    url: Url,
     tenant: Tenant = None,
     model: Model = None,
     revision: Revision = None,
     everything: Annotated[bool, typer.Option("--all", help="All of it.")] = False,
+    url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Make what fits all that is given a miss, at once and for everybody."""
@@ -114,8 +117,8 @@ def flush(
 
 @app.command()
 def evict(
-    url: Url,
     size: Annotated[str, typer.Argument(help="How much to free, such as 512MiB; flushed pages go first.")],
+    url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Free so much, the least recently used first."""
@@ -127,7 +130,7 @@ def evict(
 
 
 @app.command()
-def compact(url: Url, as_json: AsJson = False) -> None:
+def compact(url: Url = None, as_json: AsJson = False) -> None:
     """Give space that is free back to the system, where the store can."""
     from crossfill.store_report import show_reclaimed
 
@@ -137,11 +140,11 @@ def compact(url: Url, as_json: AsJson = False) -> None:
 
 @app.command("export")
 def export_pages(
-    url: Url,
     file: Annotated[Path, typer.Argument(dir_okay=False, help="Compressed if its name ends in .zst.")],
     tenant: Tenant = None,
     model: Model = None,
     revision: Revision = None,
+    url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Write pages to a file; records that are not what they should be are left out."""
@@ -156,10 +159,10 @@ def export_pages(
 
 @app.command("import")
 def import_pages(
-    url: Url,
     file: Annotated[Path, typer.Argument(dir_okay=False, help="Written by export.")],
     budget: Annotated[str, typer.Option(help="Most that the store may hold then.")] = "4GiB",
     tenant_budget: Annotated[str | None, typer.Option(help="Most that one tenant may hold; all by default.")] = None,
+    url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Read pages from a file into a store, after all of the file was found right; status 1 if one was refused."""
@@ -169,16 +172,23 @@ def import_pages(
 
     budget_bytes = _size_bytes(budget)
     limits = Limits(budget_bytes, _size_bytes(tenant_budget) if tenant_budget else budget_bytes)
-    with _opened(url) as backend, bars() as progress:
+    with _opened(url, make=True) as backend, bars() as progress:
         result = import_all(backend, file, limits, progress=progress)
     show_import(file, result, as_json=as_json)
     raise typer.Exit(1 if result.refused else 0)
 
 
 @contextmanager
-def _opened(url: str) -> Iterator["Backend"]:
+def _opened(url: str | None, *, make: bool = False) -> Iterator["Backend"]:
+    """The store at `url`; only `make` lets an embedded one be made."""
     from cache_store.backends.opening import open_backend
+    from cache_store.config import default_url
+    from cache_store.errors import StoreUrlError
 
+    url = url or default_url()
+    parts = urlsplit(url)
+    if parts.scheme == "lmdb" and not make and not Path(unquote(parts.path)).is_dir():
+        raise StoreUrlError(f"{url}: there is no store; say where it is by --url or CROSSFILL_STORE_URL")
     backend = open_backend(url, deadline_s=_DEADLINE_S)
     try:
         yield backend

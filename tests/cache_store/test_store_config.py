@@ -1,12 +1,17 @@
 import pytest
 from pydantic import ValidationError
 
+from cache_store.backends.opening import open_backend
 from cache_store.config import StoreSettings
 
 
-def test_the_defaults_are_an_embedded_store_whose_tenants_share_the_budget():
+def test_the_defaults_are_an_embedded_store_whose_tenants_share_the_budget(tmp_path, monkeypatch):
+    folder = tmp_path / "with space"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
     settings = StoreSettings()
-    assert settings.url.startswith("lmdb://")
+    open_backend(settings.url).close()
+    assert (folder / "var" / "store").is_dir()
     assert settings.limits.tenant_bytes == settings.limits.budget_bytes == settings.budget_bytes
     assert StoreSettings(tenant_bytes=2**21).limits.tenant_bytes == 2**21
 
