@@ -6,6 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from cache_store.backends.opening import open_backend
 from cache_store.backends.protocol import AnchorPool, PageWrite, ScopeInfo
 from cache_store.coverage import Coverage
 from cache_store.errors import RecordFault, RecordRefusedError, StoreUnavailableError
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from cache_store.backends.protocol import AnchorPut, Backend, BackendStats, Limits, PageInfo, Published, Reclaimed
+    from cache_store.config import StoreSettings
     from cache_store.keys import PageKey
     from cache_store.metrics import StoreMetrics
     from cache_store.namespace import Namespace
@@ -34,6 +36,15 @@ _NO_ANCHOR = b""
 def scope_info(namespace: Namespace) -> ScopeInfo:
     """What a backend is told of a namespace."""
     return ScopeInfo(namespace.scope, namespace.tenant, namespace.model, namespace.revision)
+
+
+def open_store(settings: StoreSettings, metrics: StoreMetrics) -> Store:
+    """The store that the settings name.
+
+    Raises:
+        StoreError: it cannot be opened.
+    """
+    return Store(open_backend(settings.url, deadline_s=settings.deadline_s), settings.limits, metrics)
 
 
 class Store:

@@ -13,6 +13,7 @@ from cache_store.metrics import FetchEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Future
 
     from cache_store.coverage import Coverage
     from cache_store.namespace import Namespace
@@ -32,7 +33,9 @@ class Fetch:
     come by then, except after `cancel`, which drops everything.
     """
 
-    def __init__(self, request_id: str, deadline_at_s: float, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, request_id: str, deadline_at_s: float, clock: Callable[[], float], count: Callable[[FetchEnd], None]
+    ) -> None:
         self.request_id = request_id
         self._deadline_at_s = deadline_at_s
         self._clock = clock
@@ -41,8 +44,8 @@ class Fetch:
         self._layers: dict[int, LayerRecords] = {}
         self._ready: set[int] = set()
         self._end: FetchEnd | None = None
-        self._on_cancel: Callable[[], object] = lambda: None
-        self._on_end: Callable[[FetchEnd], None] = lambda _: None
+        self._count = count
+        self._work: Future[None] | None = None
 
     @property
     def end(self) -> FetchEnd | None:
@@ -79,7 +82,6 @@ class Fetch:
             self._coverage = None
             self._layers.clear()
             self._ready.clear()
-        self._on_cancel()
 
     def _check_deadline(self) -> None:
         if self._end is None and self._clock() >= self._deadline_at_s:
@@ -91,7 +93,10 @@ class Fetch:
                 return
             self._end = end
             self._changed.notify_all()
-        self._on_end(end)
+        self._count(end)
+        # Makes room for another one, if no thread has come to it yet.
+        if self._work is not None:
+            self._work.cancel()
 
     def _goes_on(self) -> bool:
         self._check_deadline()
@@ -137,13 +142,10 @@ class Fetcher:
             ValueError: a name is none that `record_name` gives.
         """
         layers = _by_layer(names)
-        fetch = Fetch(request_id, self._clock() + deadline_s, self._clock)
-        fetch._on_end = self._store.metrics.count_fetch
-        work = self._threads.submit(lambda: self._run(fetch, namespace, tokens, layers))
-        if work is None:
+        fetch = Fetch(request_id, self._clock() + deadline_s, self._clock, self._store.metrics.count_fetch)
+        fetch._work = self._threads.submit(lambda: self._run(fetch, namespace, tokens, layers))
+        if fetch._work is None:
             fetch._finish(FetchEnd.BUSY)
-        else:
-            fetch._on_cancel = work.cancel
         return fetch
 
     def close(self) -> None:

@@ -1,8 +1,10 @@
 import pytest
+from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
-from cache_store.backends.opening import open_backend
 from cache_store.config import StoreSettings
+from cache_store.metrics import StoreMetrics
+from cache_store.store import open_store
 
 
 def test_the_defaults_are_an_embedded_store_whose_tenants_share_the_budget(tmp_path, monkeypatch):
@@ -10,7 +12,7 @@ def test_the_defaults_are_an_embedded_store_whose_tenants_share_the_budget(tmp_p
     folder.mkdir()
     monkeypatch.chdir(folder)
     settings = StoreSettings()
-    open_backend(settings.url).close()
+    open_store(settings, StoreMetrics(CollectorRegistry())).close()
     assert (folder / "var" / "store").is_dir()
     assert settings.limits.tenant_bytes == settings.limits.budget_bytes == settings.budget_bytes
     assert StoreSettings(tenant_bytes=2**21).limits.tenant_bytes == 2**21

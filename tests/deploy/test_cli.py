@@ -17,7 +17,7 @@ def test_help_lists_every_command_without_importing_torch(crossfill):
         command in text
         for command in (
             *("up", "serve", "route", "worker", "fake-worker", "models", "calibrate", "keys", "config", "bench"),
-            "doctor",
+            *("store", "doctor"),
         )
     )
 

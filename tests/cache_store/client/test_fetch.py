@@ -158,6 +158,17 @@ def test_cancelling_one_that_waits_makes_room(backend, fetcher, namespace):
     assert fetcher.start("6", namespace, TOKENS, NAMES, LONG_S).end is None
 
 
+def test_one_that_waited_in_vain_makes_room(backend, fetcher, namespace):
+    backend.hang()
+    fetches = [fetcher.start(str(number), namespace, TOKENS, NAMES, 0.05) for number in range(4)]
+    assert [ended(fetch) for fetch in fetches] == [FetchEnd.DEADLINE] * 4
+    # Two threads hang, two fetches never came to one.
+    further = [fetcher.start(str(number), namespace, TOKENS, NAMES, LONG_S) for number in range(3)]
+    assert [fetch.end for fetch in further] == [None, None, FetchEnd.BUSY]
+    backend.go_on()
+    assert ended(further[0]) is FetchEnd.DONE
+
+
 def test_a_backend_that_is_away_ends_the_fetch_with_that_reason(backend, fetcher, namespace, counted):
     backend.error = StoreUnavailableError("connection refused", "refused")
     fetch = fetcher.start("r", namespace, TOKENS, NAMES, LONG_S)

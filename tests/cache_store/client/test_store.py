@@ -84,6 +84,20 @@ def test_another_namespace_never_gets_a_hit_by_lookup_or_by_value(store, namespa
     assert None not in store.read(namespace, [(page, "mass/0") for page in ours.pages])
 
 
+def test_a_lookup_of_what_another_tenant_has_is_the_same_work_as_of_what_nobody_has(backend, store, namespace, made):
+    # Equal work is what keeps time from telling: the same calls, and answers of the same size.
+    store.publish(namespace, TOKENS, made(namespace, TOKENS))
+    other, nobody = replace(namespace, tenant="other"), [9] * len(TOKENS)
+
+    def work(of, tokens):
+        backend.calls.clear()
+        records = store.match(of, tokens).records
+        return dict(backend.calls), [len(names) for names in records]
+
+    assert work(other, TOKENS) == work(other, nobody) == ({"lookup": 1}, [0] * 5)
+    assert work(namespace, TOKENS) == ({"lookup": 1}, [1] * 5)
+
+
 def by_depth(data):
     """A hash under which every prefix has the same keys: it looks at the parent only."""
     return blake2b(data[:KEY_BYTES], digest_size=KEY_BYTES).digest()
