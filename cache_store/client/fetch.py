@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from cache_store.client.threads import Threads
 from cache_store.errors import StoreError
 from cache_store.metrics import FetchEnd
+from cache_store.seldom import SeldomLog
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from cache_store.store import Store
 
 _log = logging.getLogger("crossfill.store")
+
+_LOG_EVERY_S = 60.0
 
 LayerRecords = dict[str, dict[int, "Record"]]
 """Records by name, then by index of their page within the prefix."""
@@ -129,6 +132,7 @@ class Fetcher:
         self._store = store
         self._clock = clock
         self._threads = Threads("crossfill-fetch", threads, in_flight)
+        self._failures = SeldomLog(_log, _LOG_EVERY_S, clock)
 
     def start(
         self, request_id: str, namespace: Namespace, tokens: Sequence[int], names: Sequence[str], deadline_s: float
@@ -166,7 +170,7 @@ class Fetcher:
                 fetch._came(layer, self._read(namespace, coverage, names))
             fetch._finish(FetchEnd.DONE)
         except StoreError as error:
-            _log.info("%s: the store did not answer: %s", fetch.request_id, error)
+            self._failures.warn(f"{fetch.request_id}: the store did not answer: {error}")
             fetch._finish(FetchEnd.UNAVAILABLE)
         except Exception:  # noqa: BLE001 - the thread serves other requests, and this one must not wait for its deadline
             _log.exception("%s: a fetch failed", fetch.request_id)

@@ -36,7 +36,16 @@ from cache_store.records import HEADER_BYTES, Kind, Record
 from cache_store.store import Store
 from crossfill.bench_radix import bench_radix
 from crossfill.bench_store_raw import Layout, description, open_raw
-from crossfill.bench_store_report import Hung, Measured, Side, StoreBench, StoreResults, report, tables
+from crossfill.bench_store_report import (
+    Hung,
+    Measured,
+    Side,
+    StoreBench,
+    StoreResults,
+    report,
+    tables,
+    without_password,
+)
 from crossfill.errors import BenchError
 from crossfill.ports import Ports
 
@@ -92,7 +101,7 @@ def _bench_url(bench: StoreBench, url: str, folder: Path, progress: Bars) -> lis
         raw = held.enter_context(open_raw(url, folder / "raw", _layout(bench)))
         measured: list[Measured] = []
         for tokens in bench.tokens:
-            run = _Run(bench, url, tokens, backend, raw, progress)
+            run = _Run(bench, without_password(url), tokens, backend, raw, progress)
             run.check()
             measured += run.measure()
         return measured

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import sys
 from dataclasses import asdict, dataclass
@@ -98,6 +99,11 @@ class StoreResults:
     mirrors: Sequence[MirrorSize]
 
 
+def without_password(text: str) -> str:
+    """A URL, or words that hold one, as a report may show them."""
+    return re.sub(r"(?<=://)[^/\s]*@", "", text)
+
+
 def tables(bench: StoreBench, results: StoreResults) -> Iterator[Table]:
     """Everything measured, for people."""
     from rich.table import Table
@@ -137,8 +143,8 @@ def report(bench: StoreBench, results: StoreResults) -> dict[str, Any]:
     """Everything as JSON data, with what is needed to repeat it."""
     return {
         "machine": describe_machine(),
-        "command": sys.argv,
-        "bench": asdict(bench),
+        "command": list(map(without_password, sys.argv)),
+        "bench": {**asdict(bench), "urls": list(map(without_password, bench.urls))},
         "targets": {"ratio": RATIO_TARGET},
         "stores": [
             {**asdict(one), "ratio": one.ratio(Side.RAW), "packed_ratio": one.ratio(Side.PACKED)}

@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 from rich.console import Console
@@ -10,7 +11,7 @@ from rich.console import Console
 from cache_store.backends.memory import MemoryBackend
 from cache_store.radix import HeldPages, RadixMirror
 from crossfill.bench_store import bench_store
-from crossfill.bench_store_report import Side, StoreBench, tables
+from crossfill.bench_store_report import Side, StoreBench, StoreResults, report, tables
 from crossfill.errors import BenchError
 
 SMALL = StoreBench(("memory://",), (128, 192), records=2, record_bytes=200, rounds=2, mirror_pages=(400, 1000))
@@ -33,10 +34,10 @@ def test_each_operation_is_measured_and_written_down(tmp_path):
     for mirror, least in zip(results.mirrors, (400, 1000), strict=True):
         assert least <= mirror.pages < least + 400
         assert mirror.prefixes >= 2
-    report = json.loads((tmp_path / "result.json").read_text())
-    assert len(report["stores"]) == 6
-    assert report["stores"][0]["taken_s"]["store"] == list(results.measured[0].taken_s[Side.STORE])
-    assert report["machine"]["cores"] >= 1
+    written = json.loads((tmp_path / "result.json").read_text())
+    assert len(written["stores"]) == 6
+    assert written["stores"][0]["taken_s"]["store"] == list(results.measured[0].taken_s[Side.STORE])
+    assert written["machine"]["cores"] >= 1
 
 
 def test_the_tables_have_a_row_for_each_measurement():
@@ -64,7 +65,17 @@ def test_a_mirror_that_forgets_is_not_timed(monkeypatch):
         run()
 
 
-@pytest.mark.skipif(not shutil.which("redis-server"), reason="redis-server is not installed")
+def test_a_report_has_no_password(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["crossfill", "bench", "store", "--url=redis://user:secret@host:1/0"])
+    bench = replace(SMALL, urls=("redis://user:secret@host:1/0?name=x",))
+    told = json.dumps(report(bench, StoreResults([], None, [])))
+    assert "redis://host:1/0?name=x" in told
+    assert "secret" not in told
+
+
+@pytest.mark.skipif(
+    not (shutil.which("redis-server") and find_spec("cache_store.backends.redis")), reason="there is no Redis here"
+)
 def test_by_default_every_kind_that_can_be_started_is_measured():
     results = run(replace(SMALL, urls=(), tokens=(128,)))
     assert [one.url.partition(":")[0] for one in results.measured[::3]] == ["memory", "lmdb", "redis"]

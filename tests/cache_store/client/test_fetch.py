@@ -169,12 +169,14 @@ def test_one_that_waited_in_vain_makes_room(backend, fetcher, namespace):
     assert ended(further[0]) is FetchEnd.DONE
 
 
-def test_a_backend_that_is_away_ends_the_fetch_with_that_reason(backend, fetcher, namespace, counted):
+def test_a_backend_that_is_away_ends_the_fetch_with_that_reason(backend, fetcher, namespace, counted, caplog):
     backend.error = StoreUnavailableError("connection refused", "refused")
-    fetch = fetcher.start("r", namespace, TOKENS, NAMES, LONG_S)
-    assert fetch.coverage(LONG_S) is None
-    assert fetch.end is FetchEnd.UNAVAILABLE
-    assert counted("fetches_total", end="unavailable") == 1
+    for number in range(5):
+        fetch = fetcher.start(f"request-{number}", namespace, TOKENS, NAMES, LONG_S)
+        assert fetch.coverage(LONG_S) is None
+        assert fetch.end is FetchEnd.UNAVAILABLE
+    assert counted("fetches_total", end="unavailable") == 5
+    assert caplog.messages == ["request-0: the store did not answer: connection refused"]
 
 
 def test_a_defect_ends_its_fetch_and_no_other(backend, fetcher, namespace, caplog):
