@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # Enough to tell pages apart; --key takes it as it is.
 _SHOWN_KEY = 12
+# Columns to copy from, which a narrow terminal must not break.
+_WHOLE = ("page", "parent", "record", "namespace")
 
 
 def show_json(value: object) -> None:
@@ -153,7 +155,7 @@ def _table(*columns: str, right: Sequence[str] = ()) -> Table:
 
     table = Table(box=None)
     for column in columns:
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column in _WHOLE)
     for column in right:
         table.add_column(column, justify="right", no_wrap=True)
     return table
