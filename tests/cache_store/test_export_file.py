@@ -1,12 +1,15 @@
 import sys
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cache_store.backends.protocol import PageWrite, ScopeInfo
 from cache_store.errors import ExportFileError
 from cache_store.export_file import MAGIC, read_export, write_export
+
+# How long an example takes is not what is tested.
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 ONE = ScopeInfo(b"1" * 16, "acme", "small", "r1")
 TWO = ScopeInfo(b"2" * 16, "ünder \n", "small", "")
@@ -45,6 +48,7 @@ def written(tmp_path_factory):
     return file
 
 
+@UNHURRIED
 @given(data=st.data())
 def test_any_altered_byte_is_refused(written, data):
     content = bytearray(written.read_bytes())
@@ -57,6 +61,7 @@ def test_any_altered_byte_is_refused(written, data):
     assert len(list(read_export(written))) == 2
 
 
+@UNHURRIED
 @given(data=st.data())
 def test_any_shortened_file_is_refused(written, data):
     content = written.read_bytes()

@@ -5,13 +5,15 @@ import tracemalloc
 from hashlib import blake2b
 from itertools import accumulate
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cache_store.radix import NODE_BYTES, HeldPages, RadixMirror
 
 PLENTY = 2**30
+# How long an example takes is not what is tested.
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # Few different pages, so that prefixes meet, part and end within each other.
 paths = st.lists(st.integers(0, 2), min_size=0, max_size=12)
 holders = st.sampled_from(["a", "b", "c"])
@@ -65,8 +67,10 @@ class AgainstADictionary(RuleBasedStateMachine):
 
 
 TestAgainstADictionary = AgainstADictionary.TestCase
+TestAgainstADictionary.settings = UNHURRIED
 
 
+@UNHURRIED
 @given(
     inserts=st.lists(st.tuples(holders, paths), min_size=1, max_size=30),
     pages=st.integers(1, 20),
