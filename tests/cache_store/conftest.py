@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import time
+import shutil
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from cache_store.backends.memory import MemoryBackend
 from cache_store.backends.protocol import PageWrite, ScopeInfo
 
+from .redis_server import RedisServer, age_leases, free_port
 from .sample_pages import ROOMY
 
 if TYPE_CHECKING:
@@ -21,7 +23,11 @@ if TYPE_CHECKING:
 
     from cache_store.backends.protocol import Backend
 
-KINDS = ["memory", *(name for name in ("lmdb", "redis") if importlib.util.find_spec(f"cache_store.backends.{name}"))]
+MODULES = {"memory": "memory", "lmdb": "lmdb", "redis": "redis", "redis_cluster": "redis"}
+KINDS = [kind for kind, module in MODULES.items() if importlib.util.find_spec(f"cache_store.backends.{module}")]
+
+
+SERVERS = {"redis": "redis_server", "redis_cluster": "redis_cluster"}
 
 
 class Clock:
@@ -39,7 +45,7 @@ class Clock:
 
 @dataclass
 class Opened:
-    """An empty store, and how its time passes: by a clock of the test's own, or by sleeping for a server's."""
+    """An empty store, and how its time passes: by a clock of the test's own, or by ageing what a server holds."""
 
     backend: Backend
     advance: Callable[[float], None]
@@ -54,9 +60,54 @@ class Opened:
 
 
 @pytest.fixture(scope="session")
-def redis_url() -> str:
-    """URL of a Redis server for the session, without a query. To be replaced by one that starts a server."""
-    pytest.skip("no Redis server is started yet")
+def redis_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where servers run; without an installed redis-server the tests that want one are skipped."""
+    if shutil.which("redis-server") is None:
+        pytest.skip("no redis-server is installed (apt-get install redis-server)")
+    return tmp_path_factory.mktemp("redis")
+
+
+@pytest.fixture(scope="session")
+def redis_server(redis_folder: Path) -> Iterator[RedisServer]:
+    """One server for the whole session; each test uses its own store's name or flushes."""
+    server = RedisServer(redis_folder / "shared")
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_url(redis_server: RedisServer) -> str:
+    """A store on the session's server."""
+    return redis_server.url()
+
+
+@pytest.fixture(scope="session")
+def redis_cluster(redis_folder: Path) -> Iterator[RedisServer]:
+    """A cluster of one node that has all slots."""
+    options = {"cluster_enabled": "yes", "cluster_config_file": "nodes.conf", "cluster_port": str(free_port())}
+    server = RedisServer(redis_folder / "cluster", **options)
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def redis_cluster_url(redis_cluster: RedisServer) -> str:
+    """A store on the session's cluster."""
+    return redis_cluster.url("redis+cluster")
+
+
+@pytest.fixture
+def start_redis(redis_folder: Path, tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
+    """Starts servers of the test's own; options are those of redis.conf, with underscores."""
+    started: list[RedisServer] = []
+
+    def start(**options: str) -> RedisServer:
+        started.append(RedisServer(tmp_path / f"redis-{len(started)}", **options))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.stop()
 
 
 @pytest.fixture(params=KINDS)
@@ -75,8 +126,10 @@ def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Calla
         else:
             from cache_store.backends.redis import RedisBackend
 
-            url = f"{request.getfixturevalue('redis_url')}?name={uuid.uuid4().hex}"
-            opened.append(Opened(RedisBackend.from_url(url, deadline_s=10.0), time.sleep))
+            server: RedisServer = request.getfixturevalue(SERVERS[request.param])
+            url, name = request.getfixturevalue(f"{request.param}_url"), uuid.uuid4().hex
+            advance = partial(age_leases, server.client(), name)
+            opened.append(Opened(RedisBackend.from_url(f"{url}?name={name}", deadline_s=10.0), advance))
         return opened[-1]
 
     yield open_one

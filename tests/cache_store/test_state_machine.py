@@ -25,7 +25,7 @@ SCOPES = [
 ]
 # A tree: the parent of page n is page n // 2, that of page 1 the namespace.
 PAGES = range(1, 10)
-RECORD_BYTES, TTL_S = 4000, 0.25
+RECORD_BYTES, TTL_S = 4000, 60.0
 
 scopes = st.sampled_from(SCOPES)
 numbers = st.lists(st.sampled_from(PAGES), min_size=1, max_size=6)

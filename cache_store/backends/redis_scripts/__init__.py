@@ -1,0 +1,50 @@
+"""The Lua scripts that the Redis server runs, each whole or not at all; `store.lua` says what lies where."""
+
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+LAYOUT = 1
+"""Version of what lies where in Redis."""
+
+PAGE_OVERHEAD_BYTES = 1024
+"""Bytes a page takes beside its records, as they count towards budgets."""
+
+WORK_PAGES = 500
+"""Pages that one run of a script may evict."""
+
+MAX_SCOPES = 4096
+"""Scopes that stay known, for their epochs, though they hold nothing."""
+
+_PARTS = {
+    "evict": ("room",),
+    "lease": ("room",),
+    "publish": ("room", "records"),
+    "quarantine": ("records",),
+    "release": ("room",),
+    "stats": ("room",),
+}
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script as the server gets it, and the digest by which it is called."""
+
+    text: str
+    digest: str
+
+
+@cache
+def load_script(name: str) -> Script:
+    """The script `name` with what stands before it."""
+    constants = f"""
+local LAYOUT, PAGE_OVERHEAD = '{LAYOUT}', {PAGE_OVERHEAD_BYTES}
+local WORK_PAGES, MAX_SCOPES = {WORK_PAGES}, {MAX_SCOPES}
+"""
+    text = "\n".join([constants, *(_text(part) for part in ("store", *_PARTS.get(name, ()), name))])
+    return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+def _text(name: str) -> str:
+    return resources.files(__name__).joinpath(f"{name}.lua").read_text("utf-8")

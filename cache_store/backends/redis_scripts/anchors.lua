@@ -1,0 +1,13 @@
+-- ARGV: scope, slot. Identity and data of each anchor of the pool, the oldest first.
+whatever_the_memory()
+local generation, result = current(ARGV[1]), {}
+if generation then
+  for _, identity in ipairs(call('ZRANGE', AGES .. generation .. ARGV[2], 0, -1)) do
+    local data = call('HGET', ANCHORS .. generation .. ARGV[2], identity)
+    if data then
+      result[#result + 1] = identity
+      result[#result + 1] = data
+    end
+  end
+end
+return result

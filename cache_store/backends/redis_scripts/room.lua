@@ -1,0 +1,111 @@
+-- Stands before the scripts that make room: what ends by itself, what was flushed, and what was used least recently.
+
+local function now_ms()
+  local now = call('TIME')
+  return now[1] * 1000 + math.floor(now[2] / 1000)
+end
+
+local function unpin(member)
+  local leases = tonumber(call('HGET', LEASED, member) or 0)
+  if leases > 1 then
+    call('HINCRBY', LEASED, member, -1)
+  else
+    call('HDEL', LEASED, member)
+    let_be_evicted(member:sub(1, 8), member:sub(9))
+  end
+end
+
+local function end_leases()
+  local ended = call('ZRANGEBYSCORE', LEASES, '-inf', now_ms(), 'LIMIT', 0, WORK_PAGES)
+  for _, lease in ipairs(ended) do
+    local member, holder = lease:sub(1, 8 + KEY), lease:sub(9 + KEY)
+    call('ZREM', LEASES, lease)
+    call('HDEL', HOLDER .. holder, member)
+    unpin(member)
+  end
+  if call('EXISTS', LEASES) == 0 and call('EXISTS', LEASED) == 1 then
+    -- Their list was lost; without it they would never end.
+    for _, member in ipairs(call('HKEYS', LEASED)) do
+      call('HDEL', LEASED, member)
+      let_be_evicted(member:sub(1, 8), member:sub(9))
+    end
+  end
+end
+
+-- Takes pages of a flushed generation away until `excess` bytes are free, and with the last of them all that is known of
+-- it. Pages and bytes.
+local function reclaim_part(generation, excess)
+  local tenant, cursor, pages, bytes = tenant_of(generation), '0', 0, 0
+  repeat
+    local found = call('HSCAN', INDEX .. generation, cursor, 'COUNT', 100)
+    cursor = found[1]
+    local fields, data, members = {}, {}, {}
+    for at = 1, #found[2], 2 do
+      local key = found[2][at]
+      -- While it iterates over a table that is being resized, the server may name a key twice.
+      if bytes < excess and call('HDEL', INDEX .. generation, key) == 1 then
+        data[#data + 1] = PAGE .. generation .. key
+        members[#members + 1] = generation .. key
+        pages, bytes = pages + 1, bytes + footprint(found[2][at + 1])
+      end
+    end
+    if #data > 0 then
+      call_in_pieces(data, 'UNLINK')
+      call_in_pieces(members, 'ZREM', LEAVES)
+      call_in_pieces(members, 'HDEL', LEASED)
+      if tenant then
+        call_in_pieces(members, 'ZREM', TENANT_LEAVES .. tenant)
+      end
+    end
+  until cursor == '0' or pages > 0
+  work = work - pages
+  if tenant and pages > 0 then
+    count(generation, tenant, -pages, -bytes)
+  end
+  if call('EXISTS', INDEX .. generation) == 0 then
+    local left = tonumber(call('HGET', GENERATION .. generation, 'bytes') or 0)
+    if tenant and left ~= 0 then
+      -- Its index was taken from outside.
+      count(generation, tenant, 0, -left)
+    end
+    call('UNLINK', GENERATION .. generation, USED .. generation, KIDS .. generation)
+    call('ZREM', DEAD, generation)
+    call('ZREM', TENANT_DEAD .. (tenant or ''), generation)
+  end
+  return pages, bytes
+end
+
+-- Frees at least `excess` bytes from what was flushed and from leaves used before the tick `before`; a damaged store that
+-- has no leaf begins anew.
+-- Whether it is done, or 'more' if there is more to take away than one run may; then pages and bytes.
+local function make_room(excess, dead, leaves, before)
+  local pages, bytes = 0, 0
+  while bytes < excess do
+    if work <= 0 then
+      return 'more', pages, bytes
+    end
+    local flushed = call('ZRANGE', dead, 0, 0)[1]
+    if flushed then
+      local gone, size = reclaim_part(flushed, excess - bytes)
+      pages, bytes = pages + gone, bytes + size
+    else
+      local oldest = call('ZRANGE', leaves, 0, 0, 'WITHSCORES')
+      if not oldest[1] and call('EXISTS', LEASED) == 0 and tonumber(call('HGET', root, 'bytes') or 0) > 0
+          and call('EXISTS', DEAD) == 0 then
+        begin_anew_because('nothing may be evicted although nothing is leased')
+        return 'more', pages, bytes
+      end
+      if not oldest[1] or tonumber(oldest[2]) >= before then
+        return false, pages, bytes
+      end
+      local size = drop_page(oldest[1]:sub(1, 8), oldest[1]:sub(9))
+      -- A member that nothing is known of lies in this set only because its page's keys were taken from outside.
+      call('ZREM', leaves, oldest[1])
+      work, bytes = work - 1, bytes + size
+      if size > 0 then
+        pages = pages + 1
+      end
+    end
+  end
+  return true, pages, bytes
+end
