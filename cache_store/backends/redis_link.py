@@ -55,6 +55,8 @@ class RedisLink:
         self._lock = threading.Lock()
         self._cluster: RedisCluster | None = None
         self._pool: ConnectionPool | None = None if address.cluster else ConnectionPool(**self._pool_settings())
+        # Whether the nodes of a cluster must be asked anew who has the store.
+        self._stale = False
         self._closed = False
 
     def close(self) -> None:
@@ -62,8 +64,10 @@ class RedisLink:
         self._closed = True
         if self._pool is not None:
             self._pool.disconnect()
-        if self._cluster is not None:
-            self._cluster.close()
+        cluster, self._cluster = self._cluster, None
+        if cluster is not None:
+            # It holds a list for each of 16384 slots, so it is let go of.
+            cluster.close()
 
     @contextmanager
     def operation(self) -> Iterator[None]:
@@ -161,6 +165,8 @@ class RedisLink:
             with self._deadline.within(self.deadline_s):
                 replies = self._ask_within(commands)
         except StoreUnavailableError as error:
+            # Another node of a cluster may have taken over.
+            self._stale = True
             if error.reason == "timeout":
                 self.breaker.fail()
             else:
@@ -188,24 +194,36 @@ class RedisLink:
         for reply in replies:
             if isinstance(reply, AskError):
                 raise unavailable(self.address, "server", "its slot is being moved to another shard")
-            if isinstance(reply, MovedError) and self._cluster is None:
+            if isinstance(reply, MovedError) and not self.address.cluster:
                 raise unavailable(self.address, "server", "it is part of a cluster; want a URL with redis+cluster://")
-        if self._cluster is not None:
-            self._cluster.nodes_manager.initialize()
+        self._stale = True
 
     def _current_pool(self) -> ConnectionPool:
         if self._pool is not None:
             return self._pool
-        if self._cluster is None:
-            with self._lock:
-                self._cluster = self._cluster or self._discover()
+        cluster = self._cluster
+        if cluster is None or self._stale:
+            cluster = self._find_cluster()
         # redis-py gives this no types.
-        node = self._cluster.get_node_from_key(self.address.root)  # type: ignore[no-untyped-call]
+        node = cluster.get_node_from_key(self.address.root)  # type: ignore[no-untyped-call]
         if node is None:
             raise unavailable(self.address, "server", "no node of the cluster has the store's slot")
-        pool = self._cluster.get_redis_connection(node).connection_pool
+        pool = cluster.get_redis_connection(node).connection_pool
         assert isinstance(pool, ConnectionPool)
         return pool
+
+    def _find_cluster(self) -> RedisCluster:
+        if not self._lock.acquire(timeout=self._deadline.left_s()):
+            raise unavailable(self.address, "timeout", "the cluster's nodes are still being looked for")
+        try:
+            if self._cluster is None:
+                self._cluster = self._discover()
+            elif self._stale:
+                self._cluster.nodes_manager.initialize()
+            self._stale = False
+            return self._cluster
+        finally:
+            self._lock.release()
 
     def _discover(self) -> RedisCluster:
         settings = self._pool_settings()
