@@ -14,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 
 help:
 	@echo "make run      set up, make the demo models, start two workers and the router (Ctrl-C stops all of it)"
-	@echo "make test     set up, run every test; real SGLang workers included (about 20 minutes)"
+	@echo "make test     set up, run every test; real SGLang workers included (about 25 minutes)"
 	@echo "make check    format, lint, types, import directions, docs"
 	@echo "make bench    measure the kernels, the router and a worker on this machine"
 	@echo "make gpu-check  on a machine with a GPU: check and time every Triton kernel there"
@@ -73,6 +73,7 @@ bench: setup
 	  --score large=large_correct --output var/bench/scorer.json
 	$(BIN)/crossfill bench router --scorer-file var/bench/scorer.json
 	$(BIN)/crossfill bench worker
+	$(BIN)/crossfill bench store
 
 gpu-check: $(READY)
 	$(BIN)/python kernels/benchmarks/gpu_check.py $(ARGS)
