@@ -181,7 +181,7 @@ class RedisLink:
         try:
             with self._explained():
                 replies = _exchange(self._current_pool(), commands)
-                if any(isinstance(reply, MovedError | AskError) for reply in replies):
+                if any(isinstance(reply, AskError) for reply in replies):
                     self._follow(replies)
                     replies = _exchange(self._current_pool(), commands)
                 return replies
@@ -192,7 +192,8 @@ class RedisLink:
         # A store has one slot, so either all commands were redirected or none. While a slot is being moved key by key
         # (ASK) its store is in two places; it is not available until that is over.
         for reply in replies:
-            if isinstance(reply, AskError):
+            # In redis-py the one is a kind of the other.
+            if isinstance(reply, AskError) and not isinstance(reply, MovedError):
                 raise unavailable(self.address, "server", "its slot is being moved to another shard")
             if isinstance(reply, MovedError) and not self.address.cluster:
                 raise unavailable(self.address, "server", "it is part of a cluster; want a URL with redis+cluster://")

@@ -101,8 +101,8 @@ def start_redis(redis_folder: Path, tmp_path: Path) -> Iterator[Callable[..., Re
     """Starts servers of the test's own; options are those of redis.conf, with underscores."""
     started: list[RedisServer] = []
 
-    def start(**options: str) -> RedisServer:
-        started.append(RedisServer(tmp_path / f"redis-{len(started)}", **options))
+    def start(*, slots: bool = True, **options: str) -> RedisServer:
+        started.append(RedisServer(tmp_path / f"redis-{len(started)}", slots=slots, **options))
         return started[-1]
 
     yield start

@@ -16,10 +16,10 @@ SLOTS = 16384
 
 
 class RedisServer:
-    """A redis-server that a test started; stopped by its own process id."""
+    """A redis-server that a test started; stopped by its own process id. A node of a cluster has all slots or none."""
 
-    def __init__(self, folder: Path, **options: str) -> None:
-        self.port = free_port()
+    def __init__(self, folder: Path, *, slots: bool = True, **options: str) -> None:
+        self.port, self._slots = free_port(), slots
         self.password = options.get("requirepass", "")
         self._folder, self._options = folder, options
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -55,7 +55,7 @@ class RedisServer:
         while True:
             try:
                 with self.client() as client:
-                    if self._options.get("cluster_enabled") == "yes" and client.info("cluster"):
+                    if self._slots and self._options.get("cluster_enabled") == "yes" and client.info("cluster"):
                         self._await_slots(client)
                     client.ping()
                 return
