@@ -10,7 +10,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=${PYTHON:-python3}
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
-step() { printf '\n\033[1m[%s/5] %s\033[0m\n' "$1" "$2"; }
+step() { printf '\n\033[1m[%s/4] %s\033[0m\n' "$1" "$2"; }
 fail() { printf 'setup: %s\n' "$1" >&2; exit 1; }
 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || fail "$python is not Python 3.11 or newer; name one: make PYTHON=python3.12 …"
@@ -32,9 +32,6 @@ echo 'pip may now list, in red, what SGLang asks for and does not find: its whee
 echo 'runs without them and with torch 2.13.0; `make test` compares its answers with those of transformers.'
 step 4 "what a CPU worker, the router and the tests import (about 120 packages)"
 "${pip[@]}" --constraint deploy/constraints-cpu.txt --editable '.[cpu,dev,calibrate]'
-
-step 5 "CPU kernels (C++)"
-"$venv/bin/python" -m crossfill_kernels.native.build || echo 'setup: going on without them; everything works, only slower.'
 
 touch "$stamp"
 printf '\nsetup: done\n'

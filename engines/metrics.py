@@ -32,7 +32,7 @@ class AttentionMetrics:
         )
         self._kernel_calls = Counter(
             "crossfill_kernel_calls_total",
-            "Calls of crossfill_kernels; the implementation `reference` means that the C++ library was not built",
+            "Calls of crossfill_kernels by what served them; `native` is the C++ library",
             ["op", "implementation"],
             registry=registry,
         )

@@ -35,6 +35,6 @@ def open_backend(url: str, *, deadline_s: float = 1.0) -> Backend:
         from cache_store.backends.redis import RedisBackend
 
         return RedisBackend.from_url(url, deadline_s=deadline_s)
-    raise StoreUrlError(
-        f"{scheme or url!r} is no kind of store; there are {', '.join(f'{name}://' for name in SCHEMES)}"
-    )
+    # Only the scheme: the rest may hold a password.
+    found = repr(scheme) if "://" in url else "that"
+    raise StoreUrlError(f"{found} is no kind of store; there are {', '.join(f'{name}://' for name in SCHEMES)}")

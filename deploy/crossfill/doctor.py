@@ -76,10 +76,11 @@ def _kernels() -> str:
         raise _CheckFailedError("torch is not installed, the CPU kernels cannot run here (run `make setup`)")
     from crossfill_kernels.native import library
 
-    status = library.status()
-    if status.variant is None:
-        raise _CheckFailedError(f"CPU kernels: slower torch code serves in their place: {status.reason}")
-    return f"CPU kernels, built for {status.variant}"
+    # Looked at before it is opened, which would log as a worker does.
+    reason = library.fault_of(library.BUILD_FOLDER) or library.status().reason
+    if reason:
+        return f"CPU kernels are missing, torch serves more slowly in their place: {reason} (make setup builds it)"
+    return f"CPU kernels, built for {library.status().variant}"
 
 
 def _configuration(file: Path) -> str:

@@ -19,6 +19,7 @@ from rich.progress import track
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parent))
+from gpu_corrections import check_corrections, segments, time_corrections
 from gpu_correctness import Check, check_all, shapes
 from gpu_timing import Run, Timing, plan, time_shape
 
@@ -33,7 +34,10 @@ def main() -> int:
     parser.add_argument("--interpret", action="store_true", help="run tiny sizes on the CPU, in Triton's interpreter")
     interpret = parser.parse_args().interpret
     if not interpret and not torch.cuda.is_available():
-        print("There is no CUDA GPU here; --interpret runs the same checks at tiny sizes on the CPU.", file=sys.stderr)  # noqa: T201  # before any table
+        said = (
+            "There is no CUDA GPU here; with --interpret (make gpu-check ARGS=--interpret) tiny sizes run on the CPU."
+        )
+        print(said, file=sys.stderr)  # noqa: T201  # before any table
         return 2
     if interpret:
         from crossfill_kernels.interpretation import interpret_kernels
@@ -51,15 +55,19 @@ def main() -> int:
         for shape in track(shapes(small=interpret), description="checking", console=Console(stderr=True))
         for check in check_all(shape, device)
     ]
+    checks += [check for segment in segments(small=interpret) for check in check_corrections(segment, device)]
     console.print(check_table(checks, machine))
+    measure = _once_s if interpret else _median_s
     timings = []
+    if all(check.passed for check in checks):
+        timings = [row for segment in segments(small=interpret) for row in time_corrections(segment, device, measure)]
     given = plan(small=interpret)
     for shape in track(given.shapes, description="timing", console=Console(stderr=True)):
         if time.monotonic() - started > BUDGET_S:
             name = f"{shape.heads}/{shape.kv_heads}"
             timings.append(Timing("all", "", name, shape.context, None, None, f"left out: {BUDGET_S:.0f} s were over"))
             continue
-        timings += time_shape(shape, given, device, _once_s if interpret else _median_s)
+        timings += time_shape(shape, given, device, measure)
     console.print(timing_table(timings, machine))
     console.print(f"Written to {write_csv(checks, timings, machine)}")
     return int(any(not check.passed for check in checks) or any(row.note.startswith("wrong") for row in timings))

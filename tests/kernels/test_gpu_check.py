@@ -10,13 +10,17 @@ import torch
 
 BENCHMARKS = Path(__file__).parents[2] / "kernels/benchmarks"
 OPS = {
+    "anchor_distance",
     "block_mass",
     "block_mass_sampled",
     "guided_attention",
+    "lowrank_correct",
     "map_attention",
     "mix_mass",
     "pack_map",
     "quantise_mass",
+    "ridge_correct",
+    "rope_rerotate",
     "select_blocks",
 }
 

@@ -11,10 +11,11 @@ from pathlib import Path
 from crossfill_kernels.errors import NativeLibraryError
 from crossfill_kernels.native.library import BUILD_FOLDER, PACKAGE, STAMP, fault_of, stamp_of
 
+_COMPILERS = ("c++", "g++", "clang++")
 _FLAGS = ("CXXFLAGS", "CFLAGS", "CPPFLAGS", "LDFLAGS")
 
 
-def build(folder: Path = BUILD_FOLDER, *, sanitize: bool = False) -> None:
+def build(folder: Path = BUILD_FOLDER, *, sanitize: bool = False) -> bool:
     """Compile every variant of the library into `folder`, unless it holds these sources' already.
 
     Several processes may build at once; one does the work. Flags of the environment (CXXFLAGS and its like) are left
@@ -23,6 +24,9 @@ def build(folder: Path = BUILD_FOLDER, *, sanitize: bool = False) -> None:
     Args:
         folder: where the build goes.
         sanitize: with the address and undefined-behaviour sanitizers, for tests.
+
+    Returns:
+        Whether there was anything to do.
 
     Raises:
         NativeLibraryError: there is no CMake or no C++ compiler, the compiler fails, or the folder cannot be written;
@@ -34,15 +38,18 @@ def build(folder: Path = BUILD_FOLDER, *, sanitize: bool = False) -> None:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if fault_of(folder, sanitize=sanitize) is None:
                 (folder / STAMP).touch()  # newer than the sources, for `make`
-                return
+                return False
             _compile(folder, sanitize=sanitize)
     except OSError as error:
         if fault_of(folder, sanitize=sanitize) is not None:
             raise NativeLibraryError(f"{folder} cannot be written: {error}") from error
+        return False
+    return True
 
 
 def _compile(folder: Path, *, sanitize: bool) -> None:
     (folder / STAMP).unlink(missing_ok=True)
+    _check_compiler()
     cmake = _program("cmake")
     flag = "ON" if sanitize else "OFF"
     source = ["-S", str(PACKAGE / "native"), "-B", str(folder), "-G", "Ninja", f"-DCROSSFILL_SANITIZE={flag}"]
@@ -61,6 +68,13 @@ def _program(name: str) -> str:
     return found
 
 
+def _check_compiler() -> None:
+    """Raise a NativeLibraryError unless CMake will find a C++ compiler: what CXX names, or a usual one."""
+    named = os.environ.get("CXX", "").split()[:1]
+    if not any(shutil.which(name) for name in named or _COMPILERS):
+        raise NativeLibraryError(f"no C++ compiler on this machine ({', '.join(named or _COMPILERS)}); install g++")
+
+
 def _run(command: list[str]) -> None:
     beside = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
     kept = {name: value for name, value in os.environ.items() if name not in _FLAGS}
@@ -69,9 +83,7 @@ def _run(command: list[str]) -> None:
     )
     if done.returncode:
         tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-20:])
-        raise NativeLibraryError(
-            f"{' '.join(command[:3])} … failed (without a C++ compiler, install one: g++ or clang++):\n{tail}"
-        )
+        raise NativeLibraryError(f"{' '.join(command[:3])} … failed:\n{tail}")
 
 
 def main() -> int:
@@ -81,9 +93,11 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=BUILD_FOLDER)
     options = parser.parse_args()
     try:
-        build(options.folder, sanitize=options.sanitize)
+        if build(options.folder, sanitize=options.sanitize):
+            variants = sorted(path.stem.removeprefix("libcrossfill_") for path in options.folder.glob("*.so"))
+            print(f"CPU kernels: built for {', '.join(variants)}")  # noqa: T201  # a command's output
     except NativeLibraryError as error:
-        print(f"{error}\nThe slow torch references will serve the CPU kernels.", file=sys.stderr)  # noqa: T201  # a command's output
+        print(f"CPU kernels: {error}\nGoing on without them; torch serves, more slowly.", file=sys.stderr)  # noqa: T201  # a command's output
         return 1
     return 0
 

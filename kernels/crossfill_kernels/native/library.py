@@ -156,7 +156,7 @@ class _Loader:
                 _log.info("CPU kernels: %s", variant)
             except NativeLibraryError as error:
                 self.status = Status(None, str(error))
-                _log.warning("the slow torch references serve the CPU kernels: %s", error)
+                _log.warning("torch serves in place of the CPU kernels, more slowly: %s", error)
 
 
 _loader = _Loader()
@@ -266,14 +266,14 @@ def fault_of(folder: Path, *, sanitize: bool = False) -> str | None:
     try:
         stamp = (folder / STAMP).read_bytes()
     except OSError:
-        return "their C++ library was not built"
+        return "the C++ library was not built"
     if stamp != stamp_of(folder, sanitize=sanitize).encode():
-        return "their C++ library was built from other sources, or not to the end"
+        return "the C++ library was built from other sources, or not to the end"
     return None
 
 
 def _open() -> tuple[str, ctypes.CDLL]:
-    remedy = "build it: python -m crossfill_kernels.native.build"
+    remedy = "build it: make setup, or python -m crossfill_kernels.native.build"
     if fault := fault_of(BUILD_FOLDER):
         raise NativeLibraryError(f"{fault}; {remedy}")
     variant = runnable_variants()[0]

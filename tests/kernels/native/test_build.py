@@ -41,16 +41,23 @@ def under_sanitizers(folder, *command):
     )
 
 
-def test_a_missing_program_is_named(monkeypatch):
+@pytest.mark.parametrize(("compiler", "missing"), [(None, r"no C\+\+ compiler"), (sys.executable, "no cmake")])
+def test_a_missing_program_is_named(monkeypatch, tmp_path, compiler, missing):
     monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    if compiler:
+        monkeypatch.setenv("CXX", compiler)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(NativeLibraryError, match="no cmake"):
-        build.build(library.BUILD_FOLDER.with_name("_build_never"))
+    with pytest.raises(NativeLibraryError, match=missing):
+        build.build(tmp_path)
 
 
 def test_a_compiler_that_fails_is_quoted(monkeypatch, tmp_path):
-    monkeypatch.setenv("CXX", "/nowhere/c++")
-    with pytest.raises(NativeLibraryError, match="/nowhere/c"):
+    broken = tmp_path / "broken-c++"
+    broken.write_text("#!/bin/sh\necho out of order >&2\nexit 1\n")
+    broken.chmod(0o700)
+    monkeypatch.setenv("CXX", str(broken))
+    with pytest.raises(NativeLibraryError, match="broken-c"):
         build.build(tmp_path)
     assert not (tmp_path / library.STAMP).exists()
 
