@@ -84,5 +84,14 @@ def rows_at(positions: torch.Tensor | range) -> Rows:
 
 
 def newest_rows(count: int, context: int) -> Rows:
-    """The newest `count` rows of a request of `context` tokens: what a chunk of a prefill, or a decode, computes."""
-    return rows_at(range(context - count, context))
+    """The newest `count` rows of a request of `context` tokens: what a chunk of a prefill, or a decode, computes.
+
+    As `rows_at` of their range, without its search for gaps: a decode makes one for each request at each step.
+    """
+    first = context - count
+    if count <= 0 or first < 0:
+        return rows_at(range(first, context))
+    low, high = first // BLOCK, (context - 1) // BLOCK
+    blocks = torch.arange(low, high + 1, dtype=torch.int32)
+    starts = (torch.arange(low, high + 2, dtype=torch.int32) * BLOCK - first).clamp(0, count)
+    return Rows(torch.arange(first, context), blocks, starts, context - 1)

@@ -1,5 +1,7 @@
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from crossfill_kernels.errors import ArgumentError
 from crossfill_kernels.rows import Rows, newest_rows, rows_at
@@ -16,6 +18,20 @@ def test_newest_rows_end_the_context():
     rows = newest_rows(3, 130)
     assert rows.positions.tolist() == [127, 128, 129]
     assert rows.blocks.tolist() == [1, 2]
+
+
+@given(count=st.integers(0, 200), before=st.integers(0, 200))
+def test_newest_rows_are_the_rows_of_their_range(count, before):
+    got, want = newest_rows(count, before + count), rows_at(range(before, before + count))
+    for name in ("positions", "blocks", "starts"):
+        assert torch.equal(getattr(got, name), getattr(want, name)), name
+        assert getattr(got, name).dtype == getattr(want, name).dtype
+    assert got.last == want.last
+
+
+def test_more_new_rows_than_tokens_are_refused():
+    with pytest.raises(ArgumentError, match="positions"):
+        newest_rows(3, 2)
 
 
 @pytest.mark.parametrize("positions", [range(0), range(5, 5), torch.empty(0, dtype=torch.int64)], ids=str)
