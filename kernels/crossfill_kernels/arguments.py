@@ -8,6 +8,7 @@ from crossfill_kernels.rows import Rows
 from crossfill_kernels.slots import Slots, is_run, length_of
 
 FLOATS = (torch.float32, torch.bfloat16)
+"""What queries and caches are in."""
 
 
 def check_query(query: torch.Tensor, rows: Rows) -> None:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
+from crossfill_kernels.arguments import FLOATS
 from crossfill_kernels.errors import ArgumentError
-from crossfill_kernels.segments import DTYPES
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def check_anchors(left: torch.Tensor, right: torch.Tensor, like: torch.Tensor, l
         length, width: the segment's T and D.
     """
     for name, tensor in (("left", left), ("right", right)):
-        if tensor.dim() != 3 or tensor.dtype not in DTYPES:
+        if tensor.dim() != 3 or tensor.dtype not in FLOATS:
             raise ArgumentError(
                 name, f"want float32 or bfloat16 with 3 dimensions, got {tensor.dtype} {list(tensor.shape)}"
             )

@@ -4,11 +4,9 @@ from dataclasses import dataclass
 
 import torch
 
+from crossfill_kernels.arguments import FLOATS
 from crossfill_kernels.errors import ArgumentError
 from crossfill_kernels.slots import Slots, is_run, length_of
-
-DTYPES = (torch.float32, torch.bfloat16)
-"""What caches are stored in."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ def segment_rows(name: str, tensor: torch.Tensor, slots: Slots | None) -> Segmen
 
 
 def _check_layout(name: str, tensor: torch.Tensor) -> None:
-    if tensor.dim() not in (2, 3) or tensor.dtype not in DTYPES:
+    if tensor.dim() not in (2, 3) or tensor.dtype not in FLOATS:
         raise ArgumentError(
             name, f"want float32 or bfloat16 [T, D] or [rows, H_kv, d], got {tensor.dtype} {list(tensor.shape)}"
         )

@@ -11,11 +11,11 @@ from typing import Literal
 import torch
 
 from crossfill_kernels import dispatch
+from crossfill_kernels.arguments import FLOATS
 from crossfill_kernels.errors import ArgumentError
 from crossfill_kernels.factors import Factors
 from crossfill_kernels.lowrank_factor.reference import lowrank_factor_reference
 from crossfill_kernels.lowrank_factor.solvers import by_gram, by_range, padded
-from crossfill_kernels.segments import DTYPES
 
 __all__ = ["Factors", "Method", "lowrank_factor", "lowrank_factor_reference"]
 
@@ -74,7 +74,7 @@ def lowrank_factor(
 
 
 def _check(matrix: torch.Tensor, rank: int, method: str, oversampling: int, iterations: int) -> None:
-    if matrix.dim() != 2 or matrix.dtype not in DTYPES:
+    if matrix.dim() != 2 or matrix.dtype not in FLOATS:
         raise ArgumentError("matrix", f"want float32 or bfloat16 [T, D], got {matrix.dtype} {list(matrix.shape)}")
     if rank < 1:
         raise ArgumentError("rank", f"want at least 1, got {rank}")

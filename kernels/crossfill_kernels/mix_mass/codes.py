@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from crossfill_kernels.blocks import BlockIndex, check_blocks, check_device
+from crossfill_kernels.blocks import BlockIndex, check_device
 from crossfill_kernels.errors import ArgumentError
 
 STEPS = 16
@@ -32,20 +32,13 @@ class QuantisedMass:
     codes: torch.Tensor
 
     def __post_init__(self) -> None:
-        check_blocks(self.blocks, self.blocks.numel())
-        entries = self.heads * self.blocks.numel()
-        for name, tensor in (("offsets", self.offsets), ("columns", self.columns)):
-            if tensor.dtype != torch.int32 or tensor.dim() != 1 or not tensor.is_contiguous():
-                raise ArgumentError(name, f"want contiguous int32 [n], got {tensor.dtype} {list(tensor.shape)}")
-        if self.offsets.numel() != entries + 1:
-            raise ArgumentError(
-                "offsets", f"want {entries + 1} entries for {entries} lists, got {self.offsets.numel()}"
-            )
+        # Lists of columns as an index has them, and a code for each.
+        self._index()
         if self.codes.dtype != torch.uint8 or self.codes.shape != self.columns.shape or not self.codes.is_contiguous():
             raise ArgumentError(
                 "codes", f"want contiguous uint8 {list(self.columns.shape)}, got {list(self.codes.shape)}"
             )
-        check_device(self.blocks, offsets=self.offsets, columns=self.columns, codes=self.codes)
+        check_device(self.blocks, codes=self.codes)
 
     def check_content(self, columns: int) -> None:
         """Read the lists themselves, as `BlockIndex.check_content` does.
@@ -59,13 +52,14 @@ class QuantisedMass:
         """
         if int(self.offsets[0]) != 0 or int(self.offsets[-1]) != self.columns.numel():
             raise ArgumentError("offsets", f"want them to rise from 0 to {self.columns.numel()}")
-        if bool((self.offsets.diff() < 0).any()):
-            raise ArgumentError("offsets", "want them to rise")
         if bool((self.blocks < 0).any()) or bool((self.blocks.diff() <= 0).any()):
             raise ArgumentError("blocks", "want ascending row blocks from 0 on")
         if self.blocks.numel() and int(self.blocks[-1]) >= columns:
             raise ArgumentError("columns", f"row block {int(self.blocks[-1])} in {columns} column blocks")
-        BlockIndex(self.heads, self.blocks, self.offsets, self.columns).check_content()
+        self._index().check_content()
+
+    def _index(self) -> BlockIndex:
+        return BlockIndex(self.heads, self.blocks, self.offsets, self.columns)
 
 
 @functools.cache

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 #include <vector>
 
 #include "native/abi.h"
@@ -17,6 +18,10 @@ namespace crossfill {
 
 constexpr int kLanes = 64;
 constexpr float kLn2 = 0.693147180559945309f;
+
+// A number that templates take, as an argument.
+template <int N>
+using Count = std::integral_constant<int, N>;
 
 struct Lane {
   int64_t row;
@@ -177,11 +182,6 @@ class Softmax {
   }
 
  private:
-  template <int N>
-  struct Count {
-    static constexpr int value = N;
-  };
-
   // Calls `f` for runs of lanes of at most V vectors, the last run as narrow as it may be.
   template <int V, typename F>
   void each_chunk(F f) {

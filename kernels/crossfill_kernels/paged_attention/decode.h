@@ -39,11 +39,6 @@ class Decode {
   }
 
  private:
-  template <int N>
-  struct Count {
-    static constexpr int value = N;
-  };
-
   template <typename F>
   void each_heads(F f) {
     int g = 0;

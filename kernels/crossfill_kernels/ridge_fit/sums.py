@@ -2,9 +2,9 @@
 
 import torch
 
+from crossfill_kernels.arguments import FLOATS
 from crossfill_kernels.errors import ArgumentError, SingularFitError
 from crossfill_kernels.ridge_correct.ridge_map import RidgeMap
-from crossfill_kernels.segments import DTYPES
 
 # Directions that vary less than this share of the strongest, per direction, are rounding of the sums.
 _NOISE = 4 * torch.finfo(torch.float64).eps
@@ -67,7 +67,7 @@ class RidgeSums:
             ArgumentError: a shape, dtype or device does not fit, or a number is not finite; the sums stay as they were.
         """
         for name, tensor in (("source", source), ("target_delta", target_delta)):
-            if tensor.dim() != 2 or tensor.shape[1] != self._width or tensor.dtype not in DTYPES:
+            if tensor.dim() != 2 or tensor.shape[1] != self._width or tensor.dtype not in FLOATS:
                 got = f"{tensor.dtype} {list(tensor.shape)}"
                 raise ArgumentError(name, f"want float32 or bfloat16 [T, {self._width}], got {got}")
             if tensor.device != self._x.device:
