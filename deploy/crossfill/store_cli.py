@@ -199,7 +199,7 @@ def _opened(url: str | None, *, make: bool = False) -> Iterator["Backend"]:
 def _size_bytes(text: str) -> int:
     from pydantic import TypeAdapter, ValidationError
 
-    from router.config.values import SizeBytes
+    from cache_store.sizes import SizeBytes
 
     try:
         return int(TypeAdapter(SizeBytes).validate_python(text))

@@ -4,9 +4,10 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from cache_store.sizes import SizeBytes
 from router.config.models import ModelConfig
 from router.config.routing import RoutingConfig
-from router.config.values import ConfigPath, Port, Seconds, Section, SizeBytes, repeated
+from router.config.values import ConfigPath, Port, Seconds, Section, repeated
 
 
 class ListenConfig(Section):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo
 
 AUTO_MODEL = "auto"
 
@@ -16,26 +16,7 @@ SystemRole = Literal["system", "native", "user"]
 
 Value = TypeVar("Value")
 
-# Also the pattern of the JSON Schema, so without what editors read otherwise: `\d`, `\s`.
-_SIZE = re.compile(r"([0-9]+) *(B|KiB|MiB|GiB)")
-_SIZE_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_MOST_SIZE = 2**40
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,199}", re.ASCII)
-
-
-def _parse_size(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    match = _SIZE.fullmatch(value)
-    if match is None:
-        raise ValueError(f"not a size: {value!r}; write bytes, or a number with B, KiB, MiB or GiB")
-    return int(match[1]) * _SIZE_UNITS[match[2]]
-
-
-def _check_size(size: int) -> int:
-    if size > _MOST_SIZE:
-        raise ValueError(f"is more than 1 TiB ({_MOST_SIZE} bytes)")
-    return size
 
 
 def check_model_name(name: str) -> str:
@@ -75,13 +56,6 @@ def repeated(values: list[Value]) -> Value | None:
     return next((value for index, value in enumerate(values) if value in values[:index]), None)
 
 
-_WrittenSize = Annotated[int, Field(le=_MOST_SIZE)] | Annotated[str, Field(pattern=f"^{_SIZE.pattern}$")]
-
-SizeBytes = Annotated[
-    int, AfterValidator(_check_size), BeforeValidator(_parse_size, json_schema_input_type=_WrittenSize)
-]
-"""A size in bytes, up to 1 TiB; a file may also say `8MiB`."""
-
 ModelName = Annotated[str, AfterValidator(check_model_name)]
 WorkerUrl = Annotated[str, AfterValidator(_check_worker_url)]
 ConfigPath = Annotated[Path, AfterValidator(_from_config_folder)]
@@ -94,4 +68,5 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 class Section(BaseModel):
     """A part of a configuration: frozen, unknown keys forbidden."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    # A value may be a secret, and what pydantic says of a fault may reach a log.
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True)
