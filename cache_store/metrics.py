@@ -30,6 +30,7 @@ LATENCY_BUCKETS = (
 class Operation(StrEnum):
     """What was asked of the store."""
 
+    OPEN = "open"
     MATCH = "match"
     READ = "read"
     PUBLISH = "publish"
@@ -115,10 +116,14 @@ class StoreMetrics:
         try:
             yield
         except StoreUnavailableError as error:
-            self._unavailable.labels(operation.value, error.reason).inc()
+            self.count_unavailable(operation, error.reason)
             raise
         finally:
             self._seconds.labels(operation.value).observe(time.perf_counter() - started_s)
+
+    def count_unavailable(self, operation: Operation, reason: str) -> None:
+        """The store did not do what was asked; `reason` is one of `StoreUnavailableError`."""
+        self._unavailable.labels(operation.value, reason).inc()
 
     def count_lookups(self, hits: int, absent: int, collisions: int) -> None:
         """Pages of one prefix."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from cache_store.client.threads import Threads
 from cache_store.errors import StoreUnavailableError
+from cache_store.metrics import Operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +27,8 @@ class AsyncStore:
     A call that the backend hangs in keeps its thread until it returns, so threads and calls in flight are bounded; what
     goes beyond is refused at once, with the reason `busy`.
 
-    Raises `StoreUnavailableError` from every method, with the reasons of the backend, `timeout` or `busy`.
+    Raises `StoreUnavailableError` from every method, with the reasons of the backend, `timeout` or `busy`; those that
+    the store has not counted, because it was not asked or has not answered, are counted here.
     """
 
     def __init__(self, store: Store, *, deadline_s: float, threads: int = 2, in_flight: int = 64) -> None:
@@ -36,28 +38,31 @@ class AsyncStore:
 
     async def match(self, namespace: Namespace, tokens: Sequence[int]) -> Coverage:
         """As `Store.match`."""
-        return await self._run(partial(self._store.match, namespace, tokens))
+        return await self._run(Operation.MATCH, partial(self._store.match, namespace, tokens))
 
     async def stats(self) -> BackendStats:
         """As `Store.stats`."""
-        return await self._run(self._store.stats)
+        return await self._run(Operation.STATS, self._store.stats)
 
     async def flush(
         self, *, tenant: str | None = None, model: str | None = None, revision: str | None = None
     ) -> Reclaimed:
         """As `Store.flush`. After a timeout the flush may still come to be."""
-        return await self._run(partial(self._store.flush, tenant=tenant, model=model, revision=revision))
+        flush = partial(self._store.flush, tenant=tenant, model=model, revision=revision)
+        return await self._run(Operation.FLUSH, flush)
 
     def close(self) -> None:
         """Take no more calls."""
         self._threads.close()
 
-    async def _run(self, call: Callable[[], Result]) -> Result:
+    async def _run(self, operation: Operation, call: Callable[[], Result]) -> Result:
         work = self._threads.submit(call)
         if work is None:
+            self._store.metrics.count_unavailable(operation, "busy")
             raise StoreUnavailableError("too many calls of the store are in flight", "busy")
         try:
             # A call that still waits for a thread when the time is over never runs.
             return await asyncio.wait_for(asyncio.wrap_future(work), self._deadline_s)
         except TimeoutError:
+            self._store.metrics.count_unavailable(operation, "timeout")
             raise StoreUnavailableError(f"the store did not answer within {self._deadline_s:g} s", "timeout") from None

@@ -57,13 +57,15 @@ async def test_a_store_that_hangs_is_given_up_at_the_deadline(backend, store, na
     client.close()
 
 
-async def test_hanging_calls_do_not_pile_up(backend, store, namespace):
+async def test_hanging_calls_do_not_pile_up(backend, store, namespace, counted):
     before = len(store_threads())
     backend.hang()
     client = AsyncStore(store, deadline_s=0.2, threads=2, in_flight=4)
     reasons = await asyncio.gather(*(failure(client.match(namespace, TOKENS)) for _ in range(10)))
     assert sorted(reasons) == ["busy"] * 6 + ["timeout"] * 4
     assert len(store_threads()) - before <= 2
+    for reason, number in (("busy", 6), ("timeout", 4)):
+        assert counted("unavailable_total", operation="match", reason=reason) == number
     # Two hang; the two that waited were withdrawn, so there is room, and they never reach the store.
     assert await failure(client.match(namespace, TOKENS)) == "timeout"
     backend.go_on()
