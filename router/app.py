@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
+from router.api.admin import admin_routes
 from router.api.edge import Edge
 from router.api.error_handlers import add_error_handlers
 from router.api.generation import generation_routes
@@ -24,11 +25,12 @@ from router.offload import Offload
 from router.request.ids import random_hex
 from router.services import Services
 from router.sessions.memory import Sessions
+from router.shared_store import SharedStore
 from router.stream.relay import Relay
 from router.telemetry.metrics import RouterMetrics
 from router.telemetry.shared_metrics import OwnRegistry
 from router.tenants.identity import Identity
-from router.tenants.keyring import KeyWatch, open_keyring
+from router.tenants.keyring import Keyrings, KeyWatch, open_keyrings
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -72,31 +74,34 @@ def create_app(
         clock=clock,
         new_id=new_id,
     )
-    keyring = open_keyring(config.auth)
+    keyrings = open_keyrings(config.auth)
     services = Services(
         config=config,
-        identity=Identity(keyring, metrics),
+        identity=Identity(keyrings, metrics),
         pool=pool,
         decider=Decider(config, scorer or build_scorer(config.routing)),
         dispatcher=dispatcher,
         relay=Relay(metrics, sessions, lifecycle, config.streams, clock),
         sessions=sessions,
         metrics=metrics,
+        store=SharedStore(config.store, metrics.registry, clock=clock),
         lifecycle=lifecycle,
         offload=offload,
         clock=clock,
         started_s=int(wall_clock()),
     )
     monitor = HealthMonitor(pool.workers, transport, config.health, clock)
-    app = _assemble(services, transport, monitor, KeyWatch(keyring, metrics))
+    app = _assemble(services, transport, monitor, keyrings)
     app.add_middleware(Edge, metrics=metrics, clock=clock, wall_clock=wall_clock, new_id=new_id)
     return app
 
 
-def _assemble(services: Services, transport: Transport, monitor: HealthMonitor, keys: KeyWatch) -> FastAPI:
+def _assemble(services: Services, transport: Transport, monitor: HealthMonitor, keyrings: Keyrings) -> FastAPI:
+    clients, operators = (KeyWatch(ring, services.metrics) for ring in (keyrings.clients, keyrings.operators))
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with transport, monitor, keys:
+        async with transport, monitor, clients, operators, services.store:
             yield
 
     # Bodies are checked by the router itself, so FastAPI's own document would say nothing; no redirects either,
@@ -106,6 +111,7 @@ def _assemble(services: Services, transport: Transport, monitor: HealthMonitor, 
     app.router.routes.extend(generation_routes(services))
     app.include_router(model_routes(services))
     app.include_router(status_routes(services))
+    app.include_router(admin_routes(services))
     app.include_router(openapi_routes(services))
     add_error_handlers(app)
     return app

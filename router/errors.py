@@ -12,6 +12,7 @@
         ├── ClientError                 the client: its request cannot be served as it is (4xx)
         │   ├── InvalidRequestError     400  malformed or wrongly typed body
         │   ├── InvalidApiKeyError      401  no key, not the form of one, or not one of ours
+        │   ├── AdministrationOffError  403  no admin keys are configured
         │   ├── ModelNotFoundError      404  no such model here
         │   ├── UploadTimeoutError      408  the body took longer than `limits.upload_s`
         │   ├── BodyTooLargeError       413  more bytes than `limits.body_bytes`
@@ -20,6 +21,7 @@
         ├── WorkerRefusalError          the client, in the worker's words: a 4xx of the worker, relayed
         ├── MetricsLostError            503  the operator: files of a running process were removed
         ├── ShuttingDownError           503  nobody: the process ends, the client may try again
+        ├── StoreFailedError            503  the operator: the shared store did not do what was asked
         └── UpstreamError               the workers' operator
             ├── NoHealthyWorkerError    503  with Retry-After
             ├── WorkerFailedError       502  the worker answered 5xx or nonsense, or broke the connection
@@ -137,9 +139,22 @@ class InvalidApiKeyError(ClientError):
     status = 401
     code = "invalid_api_key"
 
-    def __init__(self, reason: AuthFailure) -> None:
-        super().__init__(_AUTH_MESSAGES[reason], headers={"www-authenticate": "Bearer"})
+    def __init__(self, reason: AuthFailure, hint: str = "") -> None:
+        super().__init__(f"{_AUTH_MESSAGES[reason]} {hint}".rstrip(), headers={"www-authenticate": "Bearer"})
         self.reason = reason
+
+
+class AdministrationOffError(ClientError):
+    """Nobody may administer this router."""
+
+    status = 403
+    code = "administration_off"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Administration is off: name a file of admin keys in the router's configuration (auth.admin_keys_file); "
+            "`crossfill keys add OPERATOR --admin --file FILE` makes it."
+        )
 
 
 class ReuseUnavailableError(ClientError):
@@ -220,6 +235,17 @@ class ShuttingDownError(AnsweredError):
 
     def __init__(self) -> None:
         super().__init__("The router is shutting down.", headers={"retry-after": "1"})
+
+
+class StoreFailedError(AnsweredError):
+    """The shared store is down, hung, refuses, or cannot be opened."""
+
+    status = 503
+    type = "server_error"
+    code = "store_unavailable"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"retry-after": "1"})
 
 
 class UpstreamError(AnsweredError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,14 @@ if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
 KeyPath = tuple[str | int, ...]
+
+# Up to the last @, since a password that was not encoded may hold any other sign.
+_CREDENTIALS = re.compile(r"://\S*@")
+
+
+def without_credentials(text: str) -> str:
+    """`text` with `***` for what stands before the host in a URL."""
+    return _CREDENTIALS.sub("://***@", text)
 
 
 def first_fault(error: ValidationError) -> str:

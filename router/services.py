@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from router.lifecycle import Lifecycle
     from router.offload import Offload
     from router.sessions.memory import Sessions
+    from router.shared_store import SharedStore
     from router.stream.relay import Relay
     from router.telemetry.metrics import RouterMetrics
     from router.tenants.identity import Identity
@@ -32,6 +33,7 @@ class Services:
     relay: Relay
     sessions: Sessions
     metrics: RouterMetrics
+    store: SharedStore
     lifecycle: Lifecycle
     offload: Offload
     clock: Callable[[], float]

@@ -9,7 +9,7 @@ from router.config import ModelConfig, RouterConfig, RouterSections, load_yaml
 from router.config.yaml_file import read_mapping
 from router.decision.decider import build_scorer
 from router.errors import JsonObject
-from router.tenants.keyring import open_keyring
+from router.tenants.keyring import open_keyrings
 
 Kind = Literal["stack", "router"]
 KINDS: dict[Kind, type[StackConfig] | type[RouterConfig]] = {"stack": StackConfig, "router": RouterConfig}
@@ -30,12 +30,16 @@ def kind_of(config: RouterSections) -> Kind:
 def check_files(config: RouterSections) -> None:
     """Build what needs the files that `config` names. Raises ConfigError if one of them cannot be used."""
     build_scorer(config.routing)
-    open_keyring(config.auth)
+    open_keyrings(config.auth)
 
 
 def effective(config: StackConfig | RouterConfig) -> JsonObject:
-    """The whole configuration, every default filled in; as a file it would mean the same."""
+    """The whole configuration, every default filled in; as a file it would mean the same.
+
+    But for a password in the store's URL, which is not shown.
+    """
     dumped: JsonObject = config.model_dump(mode="json")
+    dumped["store"] = {**config.store.model_dump(mode="json"), "url": config.store.shown_url}
     if isinstance(config, StackConfig):
         dumped["models"] = [_effective_model(config, model) for model in config.models]
     return dumped

@@ -7,23 +7,29 @@ import typer
 
 app = typer.Typer(help="API keys of a router.", no_args_is_help=True)
 
-File = Annotated[Path, typer.Option("--file", help="The keys file, `auth.keys_file` of the configuration.")]
+File = Annotated[Path, typer.Option("--file", help="`auth.keys_file` of the configuration, or `auth.admin_keys_file`.")]
 
 
 @app.command()
 def add(
-    tenant: Annotated[str, typer.Argument(help="Who the key is for; keys of one tenant share a cache.")],
+    tenant: Annotated[
+        str, typer.Argument(help="Who the key is for: a tenant, whose keys share a cache, or an operator.")
+    ],
     file: File,
     label: Annotated[str, typer.Option(help="What the key is for, in a few words.")] = "",
+    admin: Annotated[
+        bool, typer.Option("--admin", help="An operator's key, for /admin/; FILE is `auth.admin_keys_file`.")
+    ] = False,
 ) -> None:
     """Make a key and print it, once: only its hash is kept."""
     from datetime import datetime
 
     from crossfill.keys_file import add_key
 
-    key, entry = add_key(file, tenant, label, datetime.now().astimezone().date())
+    key, entry = add_key(file, tenant, label, datetime.now().astimezone().date(), admin=admin)
     typer.echo(key)
-    typer.echo(f"The key {entry.id} of {tenant} is in {file}, as a hash; it cannot be shown again.", err=True)
+    kind = "admin key" if admin else "key"
+    typer.echo(f"The {kind} {entry.id} of {tenant} is in {file}, as a hash; it cannot be shown again.", err=True)
 
 
 @app.command("list")
@@ -50,4 +56,4 @@ def revoke(key_id: Annotated[str, typer.Argument(metavar="ID", help="As `list` s
     entry, left = revoke_key(file, key_id)
     typer.echo(f"revoked {entry.id} of {entry.tenant} {entry.label}".rstrip())
     if not left:
-        typer.echo(f"No key is left in {file}: nobody may use the router.", err=True)
+        typer.echo(f"No key is left in {file}: nobody may use the router, or its administration, by it.", err=True)

@@ -14,13 +14,16 @@ from crossfill.errors import KeysError
 from router.tenants.key_file import TENANT, KeyEntry, parse_keys, parse_line, read_text, sha256_of
 
 _PREFIX = "cf-"
+# Only for people who find one: what a key may do follows from the file that it is in.
+_ADMIN_PREFIX = "cf-admin-"
 _KEY_BYTES = 32
 _LONGEST_LABEL = 100
 _HEAD = "# API keys of a Crossfill router: TENANT sha256:HASH DATE LABEL. `crossfill keys` writes it.\n"
+_ADMIN_HEAD = "# Admin keys of a Crossfill router: OPERATOR sha256:HASH DATE LABEL. `crossfill keys` writes it.\n"
 
 
-def add_key(path: Path, tenant: str, label: str, today: date) -> tuple[str, KeyEntry]:
-    """Make a key for `tenant` and write its hash into the file; the key and its entry.
+def add_key(path: Path, tenant: str, label: str, today: date, *, admin: bool = False) -> tuple[str, KeyEntry]:
+    """Make a key for `tenant`, with `admin` an operator, and write its hash into the file; the key and its entry.
 
     File and folder are made if need be.
 
@@ -29,15 +32,16 @@ def add_key(path: Path, tenant: str, label: str, today: date) -> tuple[str, KeyE
         ConfigError: the file has a fault; it is left as it is.
     """
     if not TENANT.fullmatch(tenant):
-        raise KeysError(f"not a tenant name: {tenant!r}; use up to 64 letters, digits and . _ -")
+        of = "an operator's" if admin else "a tenant"
+        raise KeysError(f"not {of} name: {tenant!r}; use up to 64 letters, digits and . _ -")
     label = label.strip()
     if not label.isprintable() or len(label) > _LONGEST_LABEL:
         raise KeysError(f"a label is one line of at most {_LONGEST_LABEL} characters")
-    key = _PREFIX + secrets.token_urlsafe(_KEY_BYTES)
+    key = (_ADMIN_PREFIX if admin else _PREFIX) + secrets.token_urlsafe(_KEY_BYTES)
     entry = KeyEntry(tenant, sha256_of(key.encode()), today, label)
     _make_folder(path)
     with _locked(path) as file:
-        text = read_text(file) if file.exists() else _HEAD
+        text = read_text(file) if file.exists() else (_ADMIN_HEAD if admin else _HEAD)
         parse_keys(text, file)
         _replace(file, text + ("" if text.endswith("\n") or not text else "\n") + entry.to_line())
     return key, entry

@@ -66,12 +66,17 @@ def make_plan(config: StackConfig, folders: Mapping[str, Path | str], state_dir:
 
 
 def write_router_file(plan: Plan) -> None:
-    """Write the router's configuration where its command line says."""
+    """Write the router's configuration where its command line says, for its owner only: it may hold a password."""
     plan.router_file.parent.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump(plan.router_config.model_dump(mode="json"), sort_keys=False)
-    plan.router_file.write_text(
-        f"# Written by `crossfill up`; edit the stack's file instead.\n{text}", encoding="utf-8"
-    )
+    with open(plan.router_file, "w", encoding="utf-8", opener=_private) as file:
+        # One that is there already keeps its mode.
+        os.fchmod(file.fileno(), 0o600)
+        file.write(f"# Written by `crossfill up`; edit the stack's file instead.\n{text}")
+
+
+def _private(name: str, flags: int) -> int:
+    return os.open(name, flags, 0o600)
 
 
 def settle(listen: ListenConfig) -> ListenConfig:

@@ -136,6 +136,41 @@ class ModelList(Answer):
     data: list[ModelCard]
 
 
+class StoreNamespace(Answer):
+    """What one namespace of the store holds; `epoch` is how often it was flushed."""
+
+    namespace: str
+    tenant: str
+    model: str
+    revision: str
+    epoch: int
+    pages: int
+    size_bytes: int
+
+
+class StoreStatistics(Answer):
+    """What the store holds. `size_bytes` is what counts towards the budget, flushed pages not reclaimed yet included.
+
+    `quarantined` records were taken away because they were not what they should be, since the store was made.
+    """
+
+    namespaces: list[StoreNamespace]
+    pages: int
+    size_bytes: int
+    budget_bytes: int
+    tenant_bytes: int
+    leased_pages: int
+    quarantined: int
+
+
+class StoreFlushed(Answer):
+    """What a flush made invisible; `flushed` repeats what it was told to."""
+
+    flushed: dict[str, Any]
+    pages: int
+    size_bytes: int
+
+
 class Alive(Answer):
     """The process runs."""
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic.json_schema import models_json_schema
 
 from router.api import answer_schema as answers
+from router.request.flush import FlushBody
 from router.request.ids import ID_PATTERN
 from router.request.options import NAME as OPTIONS
 from router.request.options import Reuse
@@ -24,6 +25,7 @@ _REFERENCES = "#/components/schemas/{model}"
 _SHOWN = (
     *(answers.ChatCompletion, answers.ChatCompletionChunk, answers.Completion, answers.RoutingDecision),
     *(answers.ModelList, answers.ModelCard, answers.Alive, answers.Readiness, answers.Error),
+    *(answers.StoreStatistics, answers.StoreFlushed),
 )
 _DESCRIPTION = (
     "OpenAI's chat and text completions over several models. The model `auto` is routed per request; "
@@ -52,6 +54,11 @@ _FAILURES = {
     "502": "The worker failed.",
     "503": "No worker can take the request now.",
     "504": "The worker passed a limit.",
+}
+_ADMIN_REFUSALS = {
+    "403": "No admin keys are configured.",
+    "500": "The router failed.",
+    "503": "The store did not do what was asked; the message says why.",
 }
 _HEADERS = {
     "x-request-id": "The client's own id if it sent a sane one.",
@@ -89,6 +96,10 @@ def openapi_document(models: Sequence[str], version: str) -> Json:
             "/v1/route": {"post": _post("route", "Tell the model that would answer", either, _decision())},
             "/v1/models": {"get": _get("listModels", "Names a request may give", answers.ModelList)},
             "/v1/models/{name}": {"get": _named_model(models)},
+            "/admin/store": {"get": _admin("storeStatistics", "What the shared store holds", answers.StoreStatistics)},
+            "/admin/store/flush": {
+                "post": _admin("flushStore", "Make stored state a miss at once", answers.StoreFlushed, FlushBody)
+            },
             "/live": {"get": _get("live", "Whether the process runs", answers.Alive)},
             "/ready": {"get": _get("ready", "Whether requests can be served", answers.Readiness, answers.Readiness)},
             "/metrics": {"get": _metrics()},
@@ -104,7 +115,8 @@ def openapi_document(models: Sequence[str], version: str) -> Json:
 
 
 def _schemas(models: Sequence[str]) -> dict[str, Any]:
-    inputs: list[tuple[type[BaseModel], JsonSchemaMode]] = [(ChatBody, "validation"), (CompletionBody, "validation")]
+    bodies = (ChatBody, CompletionBody, FlushBody)
+    inputs: list[tuple[type[BaseModel], JsonSchemaMode]] = [(model, "validation") for model in bodies]
     outputs: list[tuple[type[BaseModel], JsonSchemaMode]] = [(model, "serialization") for model in _SHOWN]
     _, document = models_json_schema([*inputs, *outputs], ref_template=_REFERENCES)
     schemas: dict[str, Any] = document["$defs"]
@@ -190,6 +202,18 @@ def _get(name: str, summary: str, good: type[BaseModel], unavailable: type[BaseM
     if unavailable is not None:
         responses["503"] = {"description": "No worker can serve.", "content": _json(_ref(unavailable))}
     return {"operationId": name, "summary": summary, "responses": responses}
+
+
+def _admin(name: str, summary: str, good: type[BaseModel], body: type[BaseModel] | None = None) -> Json:
+    operation = _get(name, summary, good)
+    told: tuple[str, ...] = ("401", "431")
+    if body is not None:
+        operation["requestBody"] = {"required": True, "content": _json(_ref(body))}
+        told = ("400", "401", "408", "413", "431")
+    operation["responses"] |= _errors({status: _REFUSALS[status] for status in told} | _ADMIN_REFUSALS)
+    # Without the empty alternative of the others.
+    operation["security"] = [{"bearerAuth": []}]
+    return operation
 
 
 def _named_model(models: Sequence[str]) -> Json:

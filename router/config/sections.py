@@ -4,6 +4,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from cache_store.config import StoreSettings
 from cache_store.sizes import SizeBytes
 from router.config.models import ModelConfig
 from router.config.routing import RoutingConfig
@@ -19,9 +20,13 @@ class ListenConfig(Section):
 
 
 class AuthConfig(Section):
-    """Who may use the router: whoever has a key of `keys_file`; without that, all who reach it, as one tenant."""
+    """Who may use the router: whoever has a key of `keys_file`; without that, all who reach it, as one tenant.
+
+    Its administration is for those with a key of `admin_keys_file`, and without that for nobody.
+    """
 
     keys_file: ConfigPath | None = None
+    admin_keys_file: ConfigPath | None = None
 
 
 class LimitsConfig(Section):
@@ -106,6 +111,8 @@ class RouterSections(Section):
     health: HealthConfig = HealthConfig()
     affinity: AffinityConfig = AffinityConfig()
     sessions: SessionsConfig = SessionsConfig()
+    # Made when it is asked for: the default lies where the program was started.
+    store: StoreSettings = Field(default_factory=StoreSettings)
 
 
 class RouterConfig(RouterSections):

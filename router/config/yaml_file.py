@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from router.config.text_file import read_bounded
 from router.config.yaml_nodes import check_nodes
 from router.errors import ConfigError
-from router.faults import data_path
+from router.faults import data_path, without_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -87,7 +87,8 @@ def _explain(
     keys = data_path(data, first)
     where = f"{path}:{line}" if (line := _line(root, keys)) else str(path)
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
-    return f"{where}: {_sentence(model_class, keys, first, data)}{more}"
+    # What was given may be a URL in the wrong place, and a message may reach a log.
+    return f"{where}: {without_credentials(_sentence(model_class, keys, first, data))}{more}"
 
 
 def _causes(details: list[ErrorDetails]) -> list[ErrorDetails]:
@@ -115,7 +116,8 @@ def _sentence(model_class: type[BaseModel], keys: KeyPath, detail: ErrorDetails,
         case "union_tag_not_found":
             return f"the key '{dotted}.{_discriminator(detail)}' is missing"
     text = detail["msg"].replace("Input should be", "must be")
-    shown = repr(_value_at(data, keys))
+    # Before it is cut: what is left of a password would not be found.
+    shown = without_credentials(repr(_value_at(data, keys)))
     return f"{dotted}: {text}, not {shown if len(shown) <= 80 else shown[:80] + '…'}"
 
 

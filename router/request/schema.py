@@ -251,7 +251,7 @@ def _validated(shape: type[Shape], body: JsonObject) -> Shape:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         param = ".".join(map(str, data_path(body, first)))
-        raise InvalidRequestError(_sentence(param, first["type"], first["msg"]), param=param) from None
+        raise InvalidRequestError(sentence(param, first["type"], first["msg"]), param=param) from None
     for name in ROUTERS_OWN:
         if body.get(name) is not None:
             raise InvalidRequestError(f"`{name}` is not a client's to set.", param=name)
@@ -270,7 +270,8 @@ def _check_biases(biases: dict[str, Any]) -> None:
             )
 
 
-def _sentence(param: str, kind: str, message: str) -> str:
+def sentence(param: str, kind: str, message: str) -> str:
+    """A fault of pydantic's in a field, as a client is told of it."""
     match kind:
         case "missing":
             return f"`{param}` is required."

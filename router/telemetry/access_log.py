@@ -25,6 +25,7 @@ def log_request(record: RequestRecord, *, method: str, route: str | None, time_s
         "time_s": round(time_s, 3),
         "request_id": record.request_id,
         "tenant": record.tenant,
+        "operator": record.operator,
         "method": method,
         "route": route or "other",
         "status": record.status,

@@ -11,6 +11,7 @@ from router.errors import (
     MetricsLostError,
     NoHealthyWorkerError,
     ShuttingDownError,
+    StoreFailedError,
     UpstreamTimeoutError,
     WorkerRefusalError,
 )
@@ -67,13 +68,15 @@ class RequestRecord:
     `arrived_s`, `received_s` (its body is there and its turn has come), `decided_s` and `sent_s` (the last attempt) are
     seconds on the monotonic clock, `ttft_s` is from arrival. `placement` is that of the last attempt, `ttft_unknown`
     names models whose prefill speed was asked and not known. `tenant` is whose key the request came with (`local` where
-    no key is asked for), None until that is known; `namespace` is what a worker may share with it.
+    no key is asked for), None until that is known, `operator` that of one about the router itself; `namespace` is what
+    a worker may share with it.
     """
 
     request_id: str
     arrived_s: float
     body_bytes: int = 0
     tenant: str | None = None
+    operator: str | None = None
     namespace: str | None = None
     decision: Decision | None = None
     prompt: Prompt = field(default_factory=Prompt)
@@ -126,7 +129,7 @@ def outcome_of(error: AnsweredError) -> Outcome:
         return Outcome.SHUTDOWN
     if isinstance(error, MetricsLostError):
         return Outcome.INTERNAL_ERROR
-    if isinstance(error, NoHealthyWorkerError):
+    if isinstance(error, (NoHealthyWorkerError, StoreFailedError)):
         return Outcome.UNAVAILABLE
     return Outcome.TIMEOUT if isinstance(error, UpstreamTimeoutError) else Outcome.UPSTREAM_ERROR
 

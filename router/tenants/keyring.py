@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import logging
 import stat
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from router.background import LastingTasks
@@ -14,6 +15,7 @@ from router.tenants.key_file import KeyEntry, read_keys, sha256_of
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
     from pathlib import Path
     from types import TracebackType
 
@@ -25,6 +27,18 @@ _log = logging.getLogger("crossfill.keys")
 _POLL_S = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Purpose:
+    """What keys are for: the setting that names their file, and what nobody could use without one."""
+
+    setting: str
+    what: str
+
+
+_CLIENTS = _Purpose("auth.keys_file", "the router")
+_OPERATORS = _Purpose("auth.admin_keys_file", "its administration")
+
+
 class Keyring:
     """The keys of one file.
 
@@ -32,19 +46,32 @@ class Keyring:
     last key later is taken as it is, and nobody may in.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, purpose: _Purpose = _CLIENTS) -> None:
         self.path = path
+        self._purpose = purpose
         self._stamp: tuple[int, ...] | None = None
         self._by_hash: dict[str, KeyEntry] = {}
+        self._other: Keyring | None = None
         self.refresh()
         if not self._by_hash:
-            raise ConfigError(f"{path}: has no key, nobody could use the router; `crossfill keys add` makes one")
+            raise ConfigError(
+                f"{path}: has no key, nobody could use {purpose.what}; `crossfill keys add` makes one "
+                f"({purpose.setting})"
+            )
 
     def __len__(self) -> int:
         return len(self._by_hash)
 
-    def tenant_of(self, key: bytes) -> str | None:
-        """Whose key this is; None if it is not valid.
+    def keep_apart(self, other: Keyring) -> None:
+        """From now on no key counts in both rings: a new version of a file with one of the other's is refused.
+
+        Raises ConfigError if they have one in common already.
+        """
+        self._check_apart(self._by_hash, other)
+        self._other, other._other = other, self
+
+    def owner_of(self, key: bytes) -> str | None:
+        """Whose key this is, the first word of its line; None if it is not valid.
 
         Looking up by hash is safe although the time it takes may tell how a hash compares with the stored ones: who
         sends keys cannot choose their hashes, and whoever knew a stored hash would still not know its key.
@@ -53,7 +80,8 @@ class Keyring:
         entry = self._by_hash.get(sha256)
         if entry is None or not hmac.compare_digest(entry.sha256, sha256):
             return None
-        return entry.tenant
+        # Two files that got the same key at once may each have been read before the other.
+        return None if self._other is not None and sha256 in self._other._by_hash else entry.tenant
 
     def refresh(self) -> bool:
         """Read the file if it is not the one read last; whether it was.
@@ -64,7 +92,10 @@ class Keyring:
         stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
         if stamp == self._stamp:
             return False
-        self._by_hash = {entry.sha256: entry for entry in read_keys(self.path)}
+        by_hash = {entry.sha256: entry for entry in read_keys(self.path)}
+        if self._other is not None:
+            self._check_apart(by_hash, self._other)
+        self._by_hash = by_hash
         # Taken before the file was read: what was written meanwhile shows at the next call.
         self._stamp = stamp
         if found.st_mode & (stat.S_IRGRP | stat.S_IROTH):
@@ -72,17 +103,38 @@ class Keyring:
             _log.warning("%s can be read by others than its owner (mode %04o)", self.path, mode)
         return True
 
+    def _check_apart(self, by_hash: Mapping[str, KeyEntry], other: Keyring) -> None:
+        both = sorted(by_hash.keys() & other._by_hash.keys())
+        if both:
+            raise ConfigError(
+                f"{self.path}: the key {by_hash[both[0]].id} is in {other.path} too; a key is a client's "
+                f"({_CLIENTS.setting}) or an operator's ({_OPERATORS.setting}), never both"
+            )
+
     def _look(self) -> os.stat_result:
         try:
             return self.path.stat()
         except OSError as error:
-            hint = "; `crossfill keys add` makes it (auth.keys_file)" if isinstance(error, FileNotFoundError) else ""
+            made = isinstance(error, FileNotFoundError)
+            hint = f"; `crossfill keys add` makes it ({self._purpose.setting})" if made else ""
             raise ConfigError(f"{self.path}: cannot be read: {error.strerror}{hint}") from error
 
 
-def open_keyring(auth: AuthConfig) -> Keyring | None:
-    """The configured keys; None if none are needed. Raises ConfigError."""
-    return None if auth.keys_file is None else Keyring(auth.keys_file)
+@dataclass(frozen=True, slots=True)
+class Keyrings:
+    """The keys of clients, None if they need none, and those of operators, None if there is no administration."""
+
+    clients: Keyring | None = None
+    operators: Keyring | None = None
+
+
+def open_keyrings(auth: AuthConfig) -> Keyrings:
+    """The configured keys. Raises ConfigError, also for a key that is in both files."""
+    clients = None if auth.keys_file is None else Keyring(auth.keys_file)
+    operators = None if auth.admin_keys_file is None else Keyring(auth.admin_keys_file, _OPERATORS)
+    if clients is not None and operators is not None:
+        operators.keep_apart(clients)
+    return Keyrings(clients, operators)
 
 
 class KeyWatch:

@@ -192,3 +192,27 @@ def test_schema_refuses_what_the_program_refuses(write, text, word):
     assert any(word in message for message in faults("stack", text))
     with pytest.raises(ConfigError):
         load_yaml(write(text), StackConfig)
+
+
+@pytest.mark.parametrize("models", [STACK, ROUTER], ids=["stack", "router"])
+def test_a_password_of_the_store_is_not_shown(crossfill, write, models):
+    path = write(f"{models}store: {{url: 'redis://me:hunter2@host:1/0', budget_bytes: 1 GiB}}\n")
+    for command in ("show", "check"):
+        ended = crossfill("config", command, path)
+        assert ended.returncode == 0, ended.stderr
+        assert "hunter2" not in ended.stdout + ended.stderr
+        if command == "show":
+            store = yaml.safe_load(ended.stdout)["store"]
+            assert (store["url"], store["budget_bytes"]) == ("redis://me:***@host:1/0", 2**30)
+
+
+def test_a_key_in_both_files_is_a_fault(crossfill, write):
+    key = f"acme sha256:{'0' * 64}\n"
+    path = write(ROUTER + "auth: {keys_file: keys, admin_keys_file: admin}\n")
+    write(key, "keys")
+    write(f"ada sha256:{'1' * 64}\n", "admin")
+    assert crossfill("config", "check", path).returncode == 0
+    write(key, "admin")
+    ended = crossfill("config", "check", path)
+    assert ended.returncode == 1
+    assert f"{path.parent}/admin: the key 000000000000 is in {path.parent}/keys too" in ended.stderr

@@ -32,8 +32,20 @@ def test_add_prints_the_key_alone_and_keeps_only_its_hash(crossfill, file):
     assert key not in file.read_text()
     [entry] = read_keys(file)
     assert (entry.tenant, entry.sha256, entry.label) == ("acme", sha256_of(key.encode()), "build server")
-    assert Keyring(file).tenant_of(key.encode()) == "acme"
+    assert Keyring(file).owner_of(key.encode()) == "acme"
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_an_admin_key_can_be_told_from_a_clients_by_its_beginning(crossfill, file):
+    ended = crossfill("keys", "add", "ada", "--admin", "--file", file)
+    assert ended.returncode == 0, ended.stderr
+    assert re.fullmatch(r"cf-admin-[A-Za-z0-9_-]{43}\n", ended.stdout)
+    assert "The admin key" in ended.stderr
+    assert file.read_text().startswith("# Admin keys of a Crossfill router: OPERATOR ")
+    [entry] = read_keys(file)
+    assert (entry.tenant, entry.sha256) == ("ada", sha256_of(ended.stdout.strip().encode()))
+    refused = crossfill("keys", "add", "a/b", "--admin", "--file", file)
+    assert "not an operator's name: 'a/b'" in refused.stderr
 
 
 def test_list_shows_tenant_id_date_and_label_and_no_hash(crossfill, file):
@@ -54,7 +66,7 @@ def test_revoke_takes_out_one_key_and_nothing_else(crossfill, file):
     ended = crossfill("keys", "revoke", first.id, "--file", file)
     assert (ended.returncode, ended.stdout) == (0, f"revoked {first.id} of acme\n")
     assert file.read_text() == "# ours\n\n" + second.to_line()
-    assert Keyring(file).tenant_of(other.encode()) == "b"
+    assert Keyring(file).owner_of(other.encode()) == "b"
     again = crossfill("keys", "revoke", first.id, "--file", file)
     assert again.returncode == 1
     assert f"has no key with the id {first.id!r}" in again.stderr

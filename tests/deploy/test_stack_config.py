@@ -75,6 +75,19 @@ def test_the_written_router_file_is_the_routers_own_configuration(tmp_path):
     assert load_yaml(plan.router_file, RouterConfig) == plan.router_config
 
 
+def test_the_written_router_file_has_the_stores_password_for_its_owner_only(tmp_path):
+    url = "redis://:hunter2@host"
+    plan = plan_of(load(tmp_path, **two_models(store={"url": url}, listen={"port": 0})), tmp_path)
+    plan.router_file.parent.mkdir()
+    # As an earlier version left it.
+    plan.router_file.write_text("old")
+    plan.router_file.chmod(0o644)
+    write_router_file(plan)
+    assert load_yaml(plan.router_file, RouterConfig).store.url == url
+    assert plan.router_file.stat().st_mode & 0o777 == 0o600
+    assert "hunter2" not in repr(plan)
+
+
 def test_how_a_model_takes_system_turns_reaches_the_router(tmp_path):
     models = [
         {"name": "small", "source": "s", "system_role": "user"},

@@ -23,8 +23,11 @@ from starlette.routing import Route
 from router.api.answer_schema import ChatCompletionChunk, Completion, RoutingDecision
 from router.api.openapi_document import openapi_document
 from router.decision.policy import Decision
+from router.tenants.key_file import KeyEntry, sha256_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from schemathesis import APIOperation, Case
 
 DOCUMENT = openapi_document(["auto", "small", "large"], "0")
@@ -35,6 +38,8 @@ OPERATIONS = {
 }
 STREAMING = {"createChatCompletion": ChatCompletionChunk, "createCompletion": Completion}
 TAKES_BODY = {*STREAMING, "route"}
+ADMINISTRATIVE = {"storeStatistics": False, "flushStore": True}
+"""Whether it takes input."""
 TAKES_INPUT = {*TAKES_BODY, "getModel"}
 EXAMPLES = 80
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
@@ -46,7 +51,7 @@ def cases(operation: APIOperation, name: str) -> st.SearchStrategy[Case]:
     kinds = [right]
     if name in STREAMING:
         kinds.append(right.map(streamed))
-    if name in TAKES_BODY:
+    if name in TAKES_BODY or ADMINISTRATIVE.get(name):
         kinds.append(operation.as_strategy(GenerationMode.NEGATIVE))
     return st.one_of(kinds)
 
@@ -56,21 +61,21 @@ def streamed(case: Case) -> Case:
     return case
 
 
-def call_all(document: dict[str, Any], url: str, name: str) -> Counter[str]:
+def call_all(document: dict[str, Any], url: str, name: str, headers: dict[str, str] | None = None) -> Counter[str]:
     path, method = OPERATIONS[name]
     operation = schemathesis.openapi.from_dict(document)[path][method]
     seen: Counter[str] = Counter()
 
     @given(case=cases(operation, name))
     @settings(
-        max_examples=EXAMPLES if name in TAKES_INPUT else 3,
+        max_examples=EXAMPLES if name in TAKES_INPUT or ADMINISTRATIVE.get(name) else 3,
         derandomize=True,
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
     def call(case: Case) -> None:
-        response = case.call_and_validate(base_url=url, checks=CHECKS)
+        response = case.call_and_validate(base_url=url, checks=CHECKS, headers=headers)
         seen[f"{response.status_code // 100}xx"] += 1
         if response.headers["content-type"][0].startswith("text/event-stream"):
             seen["stream"] += 1
@@ -83,7 +88,7 @@ def call_all(document: dict[str, Any], url: str, name: str) -> Counter[str]:
     return seen
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", sorted(set(OPERATIONS) - set(ADMINISTRATIVE)))
 async def test_answers_are_as_documented_whatever_is_asked(duo: Any, name: str) -> None:
     document = (await duo.client.get("/openapi.json")).json()
     seen = await asyncio.to_thread(call_all, document, duo.url, name)
@@ -92,6 +97,26 @@ async def test_answers_are_as_documented_whatever_is_asked(duo: Any, name: str) 
     assert bool(seen["stream"]) is (name in STREAMING), seen
     assert bool(duo.small.requests) is (name in STREAMING)
     assert (await duo.chat()).status_code == 200
+
+
+@pytest.mark.parametrize("name", ADMINISTRATIVE)
+async def test_administrative_answers_are_as_documented(
+    fake: Any, start_router: Any, tmp_path: Path, name: str
+) -> None:
+    keys = tmp_path / "admin-keys"
+    keys.write_text(KeyEntry("ada", sha256_of(b"cf-admin")).to_line())
+    settings = {"auth": {"admin_keys_file": keys}, "store": {"url": "memory://"}}
+    router = await start_router({"small": [await fake()]}, **settings)
+    document = (await router.client.get("/openapi.json")).json()
+    right = {"authorization": "Bearer cf-admin"}
+    seen = await asyncio.to_thread(call_all, document, router.url, name, right)
+    assert seen["2xx"], seen
+    assert bool(seen["4xx"]) is ADMINISTRATIVE[name], seen
+    # Without the key, the same calls are refused as documented.
+    seen = await asyncio.to_thread(call_all, document, router.url, name, {"authorization": "Bearer cf-client"})
+    assert set(seen) == {"4xx"}
+    schema = document["paths"][OPERATIONS[name][0]][OPERATIONS[name][1]]
+    assert schema["security"] == [{"bearerAuth": []}]
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate Operation ID")  # of GET and HEAD, in a document that nobody gets

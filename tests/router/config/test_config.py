@@ -7,6 +7,7 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
+from cache_store.config import StoreSettings
 from router.config import ListenConfig, RouterConfig, RoutingConfig, Section, UpstreamConfig, load_yaml
 from router.errors import ConfigError
 
@@ -277,6 +278,63 @@ def test_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"a: \xff")
     with pytest.raises(ConfigError, match=r"latin\.yaml: cannot be read: it is not UTF-8 text"):
         load_yaml(tmp_path / "latin.yaml", RouterConfig)
+
+
+def test_the_store_is_named_with_sizes_as_everywhere(tmp_path: Path) -> None:
+    assert load(tmp_path, MODELS).store == StoreSettings()
+    text = (
+        f"{MODELS}store: {{url: 'redis://:hunter2@host', budget_bytes: 4 GiB, tenant_bytes: 512MiB, deadline_s: 2}}\n"
+    )
+    config = load(tmp_path, text)
+    store = config.store
+    assert (store.url, store.budget_bytes, store.tenant_bytes) == ("redis://:hunter2@host", 2**32, 2**29)
+    # As `crossfill up` hands it to the router's process.
+    assert load(tmp_path, yaml.safe_dump(config.model_dump(mode="json"))) == config
+    assert "hunter2" not in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ("store: {budget: 1GiB}", "unknown key 'store.budget'; did you mean 'store.budget_bytes'?"),
+        ("store: {budget_bytes: 1GB}", "store.budget_bytes: not a size: '1GB'; write bytes, or a number with B, KiB,"),
+        ("store: {budget_bytes: 1}", "store.budget_bytes: must be greater than or equal to 1048576, not 1"),
+        ("store: {url: 'var/store'}", "store.url: no store's URL; it begins with memory://, lmdb://"),
+        (
+            "store: {budget_bytes: 1GiB, tenant_bytes: 2GiB}",
+            "store: tenant_bytes is more than budget_bytes, so it would bound nothing",
+        ),
+    ],
+)
+def test_a_fault_of_the_store_is_told_with_place_and_remedy(tmp_path: Path, section: str, message: str) -> None:
+    assert told(tmp_path, f"{MODELS}{section}\n").startswith(f":4: {message}")
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        "store: {url: 'redis://:hunter2@host/x'}",
+        "store: {url: 'redis://:hunter2#@host'}",
+        "store: {url: ['redis://:hunter2@host']}",
+        "store: 'redis://:hunter2@host'",
+        f"store: 'redis://:hunter2{'x' * 200}@host'",
+        "store: 'redis://me:a/hunter2/b@c@host'",
+        "stor: 'redis://:hunter2@host'",
+        "store: {'redis://:hunter2@host': 1}",
+        "store: {budget_bytes: 'redis://:hunter2@host'}",
+    ],
+)
+def test_a_password_of_the_store_is_in_no_message(tmp_path: Path, section: str) -> None:
+    message = told(tmp_path, f"{MODELS}{section}\n")
+    assert "stor" in message
+    assert "hunter2" not in message
+
+
+@pytest.mark.parametrize("store", ["redis://:hunter2@host", {"url": "redis://:hunter2@host/x"}, {"url": ["hunter2"]}])
+def test_what_pydantic_says_of_a_store_does_not_repeat_it(store: Any) -> None:
+    with pytest.raises(ValidationError, match="store") as caught:
+        RouterConfig.model_validate({"models": [], "store": store})
+    assert "hunter2" not in str(caught.value)
 
 
 def test_other_models_embed_the_sections(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_a_file_that_others_can_read_is_warned_of(
 
 def test_only_a_listed_key_has_a_tenant(tmp_path: Path) -> None:
     ring = Keyring(file_of(tmp_path, f"a sha256:{sha256_of(b'one')}\nb sha256:{sha256_of(b'two')}\n"))
-    assert [ring.tenant_of(key) for key in (b"one", b"two", b"three", b"")] == ["a", "b", None, None]
+    assert [ring.owner_of(key) for key in (b"one", b"two", b"three", b"")] == ["a", "b", None, None]
 
 
 def test_an_unchanged_file_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,7 @@ def test_looking_up_is_as_quick_among_many_keys_as_among_few(tmp_path: Path) -> 
         times = []
         for _ in range(200):
             started = time.perf_counter()
-            assert ring.tenant_of(str(count - 1).encode()) == "a"
+            assert ring.owner_of(str(count - 1).encode()) == "a"
             times.append(time.perf_counter() - started)
         return sorted(times)[len(times) // 2]
 
