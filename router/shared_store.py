@@ -90,7 +90,7 @@ class SharedStore:
         closing = self._threads.submit(self._close_now)
         if closing is not None:
             # What hangs is left to the end of the process.
-            with suppress(TimeoutError):
+            with suppress(TimeoutError, StoreError):
                 await asyncio.wait_for(asyncio.wrap_future(closing), self._patience_s)
         self._threads.close()
 

@@ -350,7 +350,7 @@ async def test_a_process_that_cannot_start_again_says_why_and_tries_on(fake: Any
 def is_running(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
@@ -359,7 +359,7 @@ def children_of(pid: int) -> list[str]:
 
 
 def gauge_files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("crossfill-metrics-*/gauge_*.db"))
+    return sorted(folder.glob("crossfill-metrics-*/gauge_live*.db"))
 
 
 def metrics_folders(folder: Path) -> list[Path]:
