@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from cache_store.keys import PAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from cache_store.keys import PageKey
 
@@ -19,11 +20,20 @@ class Coverage:
 
     Attributes:
         pages: keys of all complete pages of the prefix, in order.
-        records: of each page, bytes of its records by name; empty where there are none.
+        hits: whether each page is stored.
+        flushes: how often the store had been flushed; goes with what is published of this prefix.
+        sizes: bytes of a stored page's records by name, by its index.
     """
 
     pages: tuple[PageKey, ...]
-    records: tuple[Mapping[str, int], ...]
+    hits: Sequence[bool]
+    flushes: int
+    sizes: Callable[[int], Mapping[str, int]] = field(repr=False, compare=False)
+
+    @cached_property
+    def records(self) -> tuple[Mapping[str, int], ...]:
+        """Of each page, bytes of its records by name; empty where there are none."""
+        return tuple(self.sizes(index) if hit else {} for index, hit in enumerate(self.hits))
 
     @property
     def tokens(self) -> int:

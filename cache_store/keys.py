@@ -44,7 +44,7 @@ def page_keys(scope: bytes, tokens: Sequence[int], *, hash_key: Hash = _hash_key
         hash_key: replaced only by tests that want collisions.
 
     Raises:
-        ValueError: a token id is no unsigned 32-bit number, or the scope is not 16 bytes.
+        ValueError: a token id is no unsigned 32-bit number, the tokens are bytes, or the scope is not 16 bytes.
     """
     if len(scope) != KEY_BYTES:
         raise ValueError(f"want a scope of {KEY_BYTES} bytes, got {len(scope)}")
@@ -60,6 +60,9 @@ def page_keys(scope: bytes, tokens: Sequence[int], *, hash_key: Hash = _hash_key
 
 
 def _little_endian(tokens: Sequence[int]) -> bytes:
+    if isinstance(tokens, bytes | bytearray):
+        # An array would take them as numbers that are already packed.
+        raise ValueError("want token ids, got bytes")
     # "I" has 4 bytes on every platform that torch runs on; the check keeps it so.
     try:
         numbers = array("I", tokens)

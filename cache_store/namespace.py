@@ -36,7 +36,8 @@ class Namespace:
         digest = hashlib.blake2b(digest_size=16, person=b"crossfill-scope")
         digest.update(FORMAT_VERSION.to_bytes(4, "big"))
         for field, value in zip(fields(self), astuple(self), strict=True):
-            for part in (field.name.encode(), value.encode()):
+            # Clients choose salts, and JSON can carry half of a surrogate pair.
+            for part in (field.name.encode(), value.encode(errors="surrogatepass")):
                 digest.update(len(part).to_bytes(8, "big"))
                 digest.update(part)
         return digest.digest()

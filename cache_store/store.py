@@ -18,7 +18,7 @@ from cache_store.seldom import SeldomLog
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from cache_store.backends.protocol import AnchorPut, Backend, BackendStats, Limits, PageInfo, Published, Reclaimed
+    from cache_store.backends.protocol import AnchorPut, Backend, BackendStats, Limits, Published, Reclaimed
     from cache_store.config import StoreSettings
     from cache_store.keys import PageKey
     from cache_store.metrics import StoreMetrics
@@ -29,8 +29,6 @@ _log = logging.getLogger("crossfill.store")
 
 _LOG_EVERY_S = 60.0
 _ANCHOR_KINDS = (Kind.ANCHOR, Kind.RIDGE)
-# Takes the place of an anchor that must not be used: a backend forgets anchors by eviction only.
-_NO_ANCHOR = b""
 
 
 def scope_info(namespace: Namespace) -> ScopeInfo:
@@ -77,11 +75,10 @@ class Store:
         pages = self._keys_of(namespace.scope, tokens)
         with self.metrics.timed(Operation.MATCH):
             found = self._backend.lookup(namespace.scope, [page.key for page in pages])
-        records = tuple(map(_records_of, pages, found))
-        present = sum(info is not None for info in found)
-        hits = sum(map(_is_hit, pages, found))
-        self.metrics.count_lookups(hits, len(pages) - present, present - hits)
-        return Coverage(tuple(pages), records)
+        hits = [page.tokens_digest == digest for page, digest in zip(pages, found.digests, strict=True)]
+        hit, absent = hits.count(True), found.digests.count(None)
+        self.metrics.count_lookups(hit, absent, len(pages) - hit - absent)
+        return Coverage(tuple(pages), hits, found.flushes, found.sizes)
 
     def read(self, namespace: Namespace, wanted: Sequence[tuple[PageKey, str]]) -> list[Record | None]:
         """The records (page, name) in their order, each verified; None for those that are not there. One round trip.
@@ -104,14 +101,22 @@ class Store:
         return records
 
     def publish(
-        self, namespace: Namespace, tokens: Sequence[int], records: Mapping[int, Sequence[Record]]
+        self,
+        namespace: Namespace,
+        tokens: Sequence[int],
+        records: Mapping[int, Sequence[Record]],
+        *,
+        flushes: int | None = None,
     ) -> Published:
         """Store records by index of their page within `tokens`; what became of each page is counted.
+
+        With `flushes` (`Coverage.flushes` of when the records were begun) they are refused if the store was flushed
+        since.
 
         Raises:
             ValueError: an index is beyond the complete pages, or a record is of other tokens than its page.
         """
-        return self.write(namespace, self.page_writes(namespace, tokens, records))
+        return self.write(namespace, self.page_writes(namespace, tokens, records), flushes=flushes)
 
     def page_writes(
         self, namespace: Namespace, tokens: Sequence[int], records: Mapping[int, Sequence[Record]]
@@ -133,10 +138,10 @@ class Store:
             writes.append(PageWrite(page.key, page.parent, page.tokens_digest, encoded))
         return writes
 
-    def write(self, namespace: Namespace, pages: Sequence[PageWrite]) -> Published:
-        """Store pages of one namespace, within the limits."""
+    def write(self, namespace: Namespace, pages: Sequence[PageWrite], *, flushes: int | None = None) -> Published:
+        """Store pages of one namespace, within the limits; none if the store was flushed since `flushes`."""
         with self.metrics.timed(Operation.PUBLISH):
-            published = self._backend.publish(scope_info(namespace), pages, self._limits)
+            published = self._backend.publish(scope_info(namespace), pages, self._limits, flushes)
         self.metrics.count_published(published)
         return published
 
@@ -190,19 +195,15 @@ class Store:
             return self._backend.put_anchor(pool, identity, data)
 
     def anchors(self, pool: AnchorPool) -> dict[str, Record]:
-        """The pool's intact anchors by identity, the oldest first. One that is not intact is emptied and counted."""
+        """The pool's intact anchors by identity, the oldest first. Others are taken away for good and counted."""
         with self.metrics.timed(Operation.ANCHORS):
             found = self._backend.anchors(pool)
         intact = {}
         for identity, data in found.items():
-            if data == _NO_ANCHOR:
-                continue
             try:
                 intact[identity] = _decode_anchor(data)
             except RecordRefusedError as error:
-                self._refuse(f"anchor {identity!r} of slot {pool.slot!r}", error)
-                with self.metrics.timed(Operation.QUARANTINE):
-                    self._backend.put_anchor(pool, identity, _NO_ANCHOR)
+                self._quarantine_anchor(pool, identity, error)
         return intact
 
     def use_anchors(self, pool: AnchorPool, identities: Sequence[str]) -> None:
@@ -239,21 +240,21 @@ class Store:
             # Counted by `timed`. What was read stands, and the next reader refuses this record again.
             return
 
+    def _quarantine_anchor(self, pool: AnchorPool, identity: str, error: RecordRefusedError) -> None:
+        self._refuse(f"anchor {identity!r} of slot {pool.slot!r}", error)
+        try:
+            with self.metrics.timed(Operation.QUARANTINE):
+                self._backend.quarantine_anchor(pool, identity)
+        except StoreUnavailableError:
+            return
+
     def _is_page(self, namespace: Namespace, page: PageKey) -> bool:
         with self.metrics.timed(Operation.MATCH):
-            return _is_hit(page, self._backend.lookup(namespace.scope, [page.key])[0])
+            return self._backend.lookup(namespace.scope, [page.key]).digests[0] == page.tokens_digest
 
     def _refuse(self, what: str, error: RecordRefusedError) -> None:
         self.metrics.count_quarantined(error.fault)
         self._refusals.warn(f"{what} is not used: {error}")
-
-
-def _is_hit(page: PageKey, info: PageInfo | None) -> bool:
-    return info is not None and info.tokens_digest == page.tokens_digest
-
-
-def _records_of(page: PageKey, info: PageInfo | None) -> Mapping[str, int]:
-    return info.records if info is not None and _is_hit(page, info) else {}
 
 
 def _kind_and_layer(name: str) -> tuple[Kind, int]:

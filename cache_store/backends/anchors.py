@@ -37,6 +37,11 @@ class Pool:
             if identity in self._uses:
                 self._uses[identity] += 1
 
+    def drop(self, identity: str) -> bool:
+        """Take one away; whether it was here."""
+        self._uses.pop(identity, None)
+        return self._data.pop(identity, None) is not None
+
     def put(self, identity: str, data: bytes, capacity: int, budget_bytes: int) -> AnchorPut:
         """Add or replace, and evict others until it fits, as it would alone."""
         self._data[identity] = data

@@ -29,8 +29,8 @@ from cache_store.backends.protocol import (
     AnchorPool,
     AnchorPut,
     BackendStats,
+    Found,
     Limits,
-    PageInfo,
     PageWrite,
     Published,
     Reclaimed,
@@ -111,7 +111,7 @@ class LmdbBackend:
         map_bytes = read_count(options, "map_bytes", MAP_BYTES)
         return cls(Path(unquote(parts.path)), map_bytes=map_bytes, deadline_s=deadline_s)
 
-    def lookup(self, scope: bytes, keys: Sequence[bytes]) -> list[PageInfo | None]:
+    def lookup(self, scope: bytes, keys: Sequence[bytes]) -> Found:
         """See `Backend.lookup`."""
         return self._view(lambda view: view.lookup(scope, keys))
 
@@ -119,7 +119,9 @@ class LmdbBackend:
         """See `Backend.read`."""
         return self._view(lambda view: view.read(scope, wanted))
 
-    def publish(self, info: ScopeInfo, pages: Sequence[PageWrite], limits: Limits) -> Published:
+    def publish(
+        self, info: ScopeInfo, pages: Sequence[PageWrite], limits: Limits, flushes: int | None = None
+    ) -> Published:
         """See `Backend.publish`."""
         # Packed here, not while the writers' lock is held.
         packed = [(page, pack_page(page.tokens_digest, page.records)) for page in pages]

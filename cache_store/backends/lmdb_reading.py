@@ -18,7 +18,7 @@ from cache_store.backends.lmdb_pages import pool_prefix
 from cache_store.backends.protocol import (
     AnchorPool,
     BackendStats,
-    PageInfo,
+    Found,
     PageWrite,
     ScopeInfo,
     ScopeStats,
@@ -41,10 +41,12 @@ class View:
         self.seen: list[bytes] = []
         self.damaged: list[bytes] = []
 
-    def lookup(self, scope: bytes, keys: Sequence[bytes]) -> list[PageInfo | None]:
+    def lookup(self, scope: bytes, keys: Sequence[bytes]) -> Found:
         """See `Backend.lookup`."""
         found = [self._page(page) for page in self._ids(scope, keys)]
-        return [PageInfo(page.tokens_digest, page.sizes) if page else None for page in found] or [None] * len(keys)
+        digests = [page.tokens_digest if page else None for page in found] or [None] * len(keys)
+        sizes = [page.sizes if page else {} for page in found]
+        return Found(digests, 0, sizes.__getitem__)
 
     def read(self, scope: bytes, wanted: Sequence[tuple[bytes, str]]) -> list[bytes | None]:
         """See `Backend.read`."""

@@ -13,8 +13,8 @@ from cache_store.backends.protocol import (
     AnchorPool,
     AnchorPut,
     BackendStats,
+    Found,
     Limits,
-    PageInfo,
     PageWrite,
     Published,
     Reclaimed,
@@ -69,7 +69,7 @@ class MemoryBackend:
         self._pages: OrderedDict[_PageId, _Page] = OrderedDict()
         self._children: Counter[_PageId] = Counter()
         self._flushed: list[_Page] = []
-        self._size_bytes, self._quarantined = 0, 0
+        self._size_bytes, self._quarantined, self._flushes = 0, 0, 0
         self._tenant_bytes: Counter[str] = Counter()
 
     @classmethod
@@ -81,10 +81,14 @@ class MemoryBackend:
         read_options(parts.query, ())
         return cls()
 
-    def lookup(self, scope: bytes, keys: Sequence[bytes]) -> list[PageInfo | None]:
+    def lookup(self, scope: bytes, keys: Sequence[bytes]) -> Found:
         """See `Backend.lookup`."""
         with self._open():
-            return [self._describe(self._use(scope, key)) for key in keys]
+            pages = [self._use(scope, key) for key in keys]
+            # Records of a page are replaced, never changed.
+            records = [page.records if page else {} for page in pages]
+            digests = [page.tokens_digest if page else None for page in pages]
+            return Found(digests, self._flushes, lambda index: {n: len(d) for n, d in records[index].items()})
 
     def read(self, scope: bytes, wanted: Sequence[tuple[bytes, str]]) -> list[bytes | None]:
         """See `Backend.read`."""
@@ -92,12 +96,16 @@ class MemoryBackend:
             pages = [(self._use(scope, key), name) for key, name in wanted]
             return [page.records.get(name) if page else None for page, name in pages]
 
-    def publish(self, info: ScopeInfo, pages: Sequence[PageWrite], limits: Limits) -> Published:
+    def publish(
+        self, info: ScopeInfo, pages: Sequence[PageWrite], limits: Limits, flushes: int | None = None
+    ) -> Published:
         """See `Backend.publish`."""
         refused: Counter[Refusal] = Counter()
         gone: list[_Page] = []
         stored = size_bytes = 0
         with self._open():
+            if flushes not in {None, self._flushes}:
+                return Published(refused={Refusal.FLUSHED: len(pages)} if pages else {})
             self._scopes.setdefault(info.scope, _Scope(info))
             spared = {(info.scope, page.key) for page in pages}
             for page in pages:
@@ -133,6 +141,7 @@ class MemoryBackend:
         with self._open():
             asked = {"tenant": tenant, "model": model, "revision": revision}
             wanted = {name: value for name, value in asked.items() if value is not None}
+            self._flushes += 1
             hidden: list[_Page] = []
             for scope in self._scopes.values():
                 if all(getattr(scope.info, name) == value for name, value in wanted.items()):
@@ -157,10 +166,10 @@ class MemoryBackend:
         """See `Backend.quarantine`."""
         with self._open():
             page = self._pages.get((scope, key))
-            data = page.records.pop(name, None) if page else None
-            if data is None:
+            if page is None or name not in page.records:
                 return False
-            self._count(scope, -len(data))
+            self._count(scope, -len(page.records[name]))
+            page.records = {other: data for other, data in page.records.items() if other != name}
             self._quarantined += 1
             return True
 
@@ -212,6 +221,13 @@ class MemoryBackend:
         with self._open():
             return self._pool(pool).anchors()
 
+    def quarantine_anchor(self, pool: AnchorPool, identity: str) -> bool:
+        """See `Backend.quarantine_anchor`."""
+        with self._open():
+            there = self._pool(pool).drop(identity)
+            self._quarantined += there
+            return there
+
     def use_anchors(self, pool: AnchorPool, identities: Sequence[str]) -> None:
         """See `Backend.use_anchors`. Anchors that are gone are left out."""
         with self._open():
@@ -235,10 +251,6 @@ class MemoryBackend:
         if page:
             self._pages.move_to_end((scope, key))
         return page
-
-    @staticmethod
-    def _describe(page: _Page | None) -> PageInfo | None:
-        return PageInfo(page.tokens_digest, {n: len(d) for n, d in page.records.items()}) if page else None
 
     def _store(
         self, info: ScopeInfo, new: PageWrite, limits: Limits, spared: set[_PageId], gone: list[_Page]

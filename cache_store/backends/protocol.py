@@ -8,7 +8,7 @@ A page is visible if it carries the current epoch of its scope. A flush raises t
 miss at once and is reclaimed before anything else.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
@@ -21,6 +21,7 @@ class Refusal(StrEnum):
     QUOTA = "quota"
     TOO_LARGE = "too_large"
     COLLISION = "collision"
+    FLUSHED = "flushed"
 
 
 @dataclass(frozen=True)
@@ -54,16 +55,19 @@ class PageWrite:
 
 
 @dataclass(frozen=True)
-class PageInfo:
-    """What a lookup tells of a page that is there.
+class Found:
+    """What a lookup found of pages, in the order asked. What records there are is unpacked only when asked for.
 
     Attributes:
-        tokens_digest: as it was written; the caller compares.
-        records: size in bytes of each record, by name.
+        digests: `PageWrite.tokens_digest` of each page, as it was written, for the caller to compare; None where there
+            is no page.
+        flushes: how often the store had been flushed; what is computed now is published with it.
+        sizes: size in bytes of each record by name, of the page of this index, if there is one.
     """
 
-    tokens_digest: bytes
-    records: Mapping[str, int]
+    digests: Sequence[bytes | None]
+    flushes: int
+    sizes: Callable[[int], Mapping[str, int]] = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,7 @@ class BackendStats:
         scopes: of each namespace.
         size_bytes: what counts towards the budget, flushed pages that are not reclaimed yet included.
         leased_pages: that may not be evicted now.
-        quarantined: records taken away because they were not what they should be, since the store was made.
+        quarantined: records and anchors taken away because they were not what they should be, since the store was made.
     """
 
     scopes: Sequence[ScopeStats]
@@ -134,13 +138,15 @@ class Reclaimed:
 class Backend(Protocol):
     """A place for pages. Keys and scopes are 16 bytes; times are seconds."""
 
-    def lookup(self, scope: bytes, keys: Sequence[bytes]) -> list[PageInfo | None]:
-        """Which of these pages are there, in their order; marks them as used. One round trip, whatever the number."""
+    def lookup(self, scope: bytes, keys: Sequence[bytes]) -> Found:
+        """Which of these pages are there; marks them as used. One round trip, whatever the number."""
 
     def read(self, scope: bytes, wanted: Sequence[tuple[bytes, str]]) -> list[bytes | None]:
         """The records (page key, name), None for those that are not there; marks the pages as used. One round trip."""
 
-    def publish(self, info: ScopeInfo, pages: Sequence[PageWrite], limits: Limits) -> Published:
+    def publish(
+        self, info: ScopeInfo, pages: Sequence[PageWrite], limits: Limits, flushes: int | None = None
+    ) -> Published:
         """Store pages in order, parents before children.
 
         A page whose parent is neither the scope nor stored nor earlier in `pages` is stored all the same (prefixes
@@ -148,6 +154,9 @@ class Backend(Protocol):
         Makes room by evicting pages that no stored page has as its parent, least recently used first, of the tenant
         if its quota is the bound, else of the whole store; never leased ones, and never those of this call. If that
         is not enough, the page is refused.
+
+        With `flushes` (of the lookup before what is stored was computed) nothing is stored if the store was flushed
+        since, whatever that flush was of: `Refusal.FLUSHED` for every page.
         """
 
     def lease(self, scope: bytes, keys: Sequence[bytes], holder: str, ttl_s: float | None) -> int:
@@ -160,7 +169,7 @@ class Backend(Protocol):
         """End all leases of a holder; of how many pages."""
 
     def flush(self, *, tenant: str | None = None, model: str | None = None, revision: str | None = None) -> Reclaimed:
-        """Raise the epoch of every scope that fits all that is given; everything if nothing is."""
+        """Raise the epoch of every scope that fits all that is given; everything if nothing is. Counts as a flush."""
 
     def evict(self, size_bytes: int) -> Reclaimed:
         """Reclaim flushed pages, then evict, until this many bytes are free or nothing more may go."""
@@ -182,6 +191,9 @@ class Backend(Protocol):
 
     def anchors(self, pool: "AnchorPool") -> dict[str, bytes]:
         """The pool's anchors by identity, the oldest first; does not count as use. One round trip."""
+
+    def quarantine_anchor(self, pool: "AnchorPool", identity: str) -> bool:
+        """Take an anchor away for good and count it, as `quarantine` does a record; whether it was there."""
 
     def use_anchors(self, pool: "AnchorPool", identities: Sequence[str]) -> None:
         """Count one use of each of these anchors."""

@@ -19,8 +19,8 @@ from cache_store.backends.protocol import (
     AnchorPool,
     AnchorPut,
     BackendStats,
+    Found,
     Limits,
-    PageInfo,
     PageWrite,
     Published,
     Reclaimed,
@@ -103,7 +103,7 @@ class RedisBackend:
         reply = self._link.run(load_script(script), *arguments)
         return self._link.understood(lambda: take(reply))
 
-    def lookup(self, scope: bytes, keys: Sequence[bytes]) -> list[PageInfo | None]:
+    def lookup(self, scope: bytes, keys: Sequence[bytes]) -> Found:
         """See `Backend.lookup`."""
         return self._reader.lookup(scope, keys)
 
@@ -111,7 +111,9 @@ class RedisBackend:
         """See `Backend.read`."""
         return self._reader.read(scope, wanted)
 
-    def publish(self, info: ScopeInfo, pages: Sequence[PageWrite], limits: Limits) -> Published:
+    def publish(
+        self, info: ScopeInfo, pages: Sequence[PageWrite], limits: Limits, flushes: int | None = None
+    ) -> Published:
         """See `Backend.publish`."""
         with self._link.operation():
             return publish_pages(self._link, info, pages, limits)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
-from cache_store.backends.protocol import BackendStats, PageInfo, PageWrite, ScopeInfo, ScopeStats
+from cache_store.backends.protocol import BackendStats, PageWrite, ScopeInfo, ScopeStats
 from cache_store.keys import DIGEST_BYTES, KEY_BYTES
 
 _COUNTS = struct.Struct("<HI")
@@ -32,13 +32,13 @@ class Entry:
     ends: tuple[int, ...]
 
     @property
-    def info(self) -> PageInfo:
-        """What a lookup tells of it."""
+    def sizes(self) -> Mapping[str, int]:
+        """Bytes of its records by name."""
         sizes, before = {}, 0
         for name, end in zip(self.names, self.ends, strict=True):
             sizes[name] = end - before
             before = end
-        return PageInfo(self.tokens_digest, sizes)
+        return sizes
 
     def records(self, data: bytes) -> dict[str, bytes]:
         """Its records, cut out of its data."""

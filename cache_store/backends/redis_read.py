@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from threading import Lock
 
 from cache_store.backends import redis_codec as codec
-from cache_store.backends.protocol import PageInfo
+from cache_store.backends.protocol import Found
 from cache_store.backends.redis_link import RedisLink, Together
 from cache_store.backends.redis_scripts import load_script
 
@@ -33,16 +33,18 @@ class RedisReader:
         # Generation and names of records, by scope; the least recently seen first.
         self._seen: OrderedDict[bytes, tuple[bytes, tuple[str, ...]]] = OrderedDict()
 
-    def lookup(self, scope: bytes, keys: Sequence[bytes]) -> list[PageInfo | None]:
+    def lookup(self, scope: bytes, keys: Sequence[bytes]) -> Found:
         """See `Backend.lookup`."""
         script = load_script("lookup")
         replies = self._link.run_all([(script, (scope, b"".join(part))) for part in parts_of(keys, LOOKUP_PAGES)])
-        return self._link.understood(lambda: [page for reply in replies for page in self._found(scope, *reply)])
+        found = self._link.understood(lambda: [page for reply in replies for page in self._found(scope, *reply)])
+        digests = [page.tokens_digest if page else None for page in found]
+        return Found(digests, 0, lambda index: page.sizes if (page := found[index]) else {})
 
-    def _found(self, scope: bytes, generation: bytes, lengths: bytes, entries: bytes) -> Iterator[PageInfo | None]:
+    def _found(self, scope: bytes, generation: bytes, lengths: bytes, entries: bytes) -> Iterator[codec.Entry | None]:
         last = None
         for entry in codec.unpack_lookup(lengths, entries):
-            yield entry.info if entry else None
+            yield entry
             last = entry or last
         if last:
             self._remember(scope, generation, last.names)

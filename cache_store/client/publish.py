@@ -32,14 +32,16 @@ class _Job:
     namespace: Namespace
     tokens: Sequence[int]
     records: Mapping[int, Sequence[Record]]
+    flushes: int | None
     size_bytes: int
 
 
 class Publisher:
     """Takes pages from whoever computed them and hands them to the store on a thread of its own.
 
-    At most `max_bytes` of records wait or are being written; jobs of one namespace that wait together are written
-    together, up to `batch_bytes`. Safe to use from several threads. Nothing but `close` and `drain` waits.
+    At most `max_bytes` of records wait or are being written; jobs of one namespace that wait together, and were
+    computed between the same flushes, are written together, up to `batch_bytes`. Safe to use from several threads.
+    Nothing but `close` and `drain` waits.
     """
 
     def __init__(
@@ -62,14 +64,19 @@ class Publisher:
         self._thread.start()
 
     def offer(
-        self, namespace: Namespace, tokens: Sequence[int], records: Mapping[int, Sequence[Record]]
+        self,
+        namespace: Namespace,
+        tokens: Sequence[int],
+        records: Mapping[int, Sequence[Record]],
+        *,
+        flushes: int | None = None,
     ) -> Drop | None:
         """Publish records by index of their page within `tokens`, soon; why not, if not.
 
-        Tokens and records must not change afterwards.
+        Tokens and records must not change afterwards. `flushes` as for `Store.publish`.
         """
         size_bytes = sum(HEADER_BYTES + len(record.payload) for page in records.values() for record in page)
-        job = _Job(namespace, tokens, records, size_bytes)
+        job = _Job(namespace, tokens, records, flushes, size_bytes)
         with self._changed:
             reason = self._refusal(size_bytes)
             if reason is None:
@@ -126,7 +133,8 @@ class Publisher:
             size_bytes = 0
             for job in self._queue:
                 fits = not batch or (
-                    job.namespace == batch[0].namespace and size_bytes + job.size_bytes <= self._batch_bytes
+                    (job.namespace, job.flushes) == (batch[0].namespace, batch[0].flushes)
+                    and size_bytes + job.size_bytes <= self._batch_bytes
                 )
                 (batch if fits else rest).append(job)
                 size_bytes += job.size_bytes if fits else 0
@@ -137,7 +145,7 @@ class Publisher:
         namespace = batch[0].namespace
         try:
             pages = [page for job in batch for page in self._store.page_writes(job.namespace, job.tokens, job.records)]
-            self._store.write(namespace, _merged(pages))
+            self._store.write(namespace, _merged(pages), flushes=batch[0].flushes)
         except StoreError as error:
             self._drop(Drop.UNAVAILABLE, batch)
             self._failures.warn(f"the store did not take {len(batch)} prefixes: {error}")

@@ -46,6 +46,13 @@ def there(backend: Backend, scope: ScopeInfo, *names: str) -> list[str]:
     return [name for name in names if key(name) in stored]
 
 
+def look(backend: Backend, scope: ScopeInfo, *names: str) -> list[tuple[bytes, dict[str, int]] | None]:
+    """Digest, and sizes of the records, of each of these pages, by lookup."""
+    found = backend.lookup(scope.scope, list(map(key, names)))
+    assert len(found.digests) == len(names)
+    return [None if one is None else (one, dict(found.sizes(index))) for index, one in enumerate(found.digests)]
+
+
 def room(opened: Opened, pages: int, size: int = 100) -> Limits:
     """Limits that exactly so many pages of this size fit in."""
     return Limits(pages * (opened.page_overhead_bytes + size), 2**30)

@@ -108,3 +108,19 @@ def test_a_flush_empties_the_pools_of_its_namespaces(backend: Backend) -> None:
     assert backend.anchors(AnchorPool(B, "turn/3")) == {"a": b"x"}
     assert backend.put_anchor(POOL, "a", b"y").stored
     assert backend.anchors(POOL) == {"a": b"y"}
+
+
+def test_a_quarantined_anchor_is_gone_counted_and_leaves_room(backend: Backend) -> None:
+    small = AnchorPool(A, "turn/3", capacity=2, budget_bytes=1000)
+    for identity in ("a", "b"):
+        backend.put_anchor(small, identity, b"x" * 500)
+    backend.use_anchors(small, ["a"])
+    assert backend.quarantine_anchor(small, "a")
+    assert not backend.quarantine_anchor(small, "a")
+    assert not backend.quarantine_anchor(AnchorPool(A, "other"), "b")
+    assert not backend.quarantine_anchor(AnchorPool(B, "turn/3"), "b")
+    assert backend.anchors(small) == {"b": b"x" * 500}
+    assert backend.stats().quarantined == 1
+    assert list(backend.put_anchor(small, "a", b"y" * 500).evicted) == []
+    # A new one: the newest, without uses.
+    assert list(backend.anchors(small)) == ["b", "a"]

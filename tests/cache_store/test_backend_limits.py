@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cache_store.backends.protocol import Limits, PageInfo, PageWrite, Refusal
+from cache_store.backends.protocol import Limits, PageWrite, Refusal
 
-from .sample_pages import A2, A, B, chain, digest, key, page, put, room, there
+from .sample_pages import A2, A, B, chain, digest, key, look, page, put, room, there
 
 if TYPE_CHECKING:
     from cache_store.backends.protocol import Backend
@@ -138,7 +138,7 @@ def test_a_page_that_outgrows_the_budget_keeps_what_it_had(opened: Opened) -> No
     put(backend, [page("a", A.scope, {"mass/0": b"x" * 100})], limits)
     published = put(backend, [page("a", A.scope, {"mass/1": b"y" * 100})], limits)
     assert published.refused == {Refusal.TOO_LARGE: 1}
-    assert backend.lookup(A.scope, [key("a")]) == [PageInfo(digest("a"), {"mass/0": 100})]
+    assert look(backend, A, "a") == [(digest("a"), {"mass/0": 100})]
 
 
 def test_growing_a_page_evicts_others(opened: Opened) -> None:
@@ -282,7 +282,7 @@ def test_a_flush_hides_at_once_and_reclaims_later(opened: Opened) -> None:
     before = backend.stats().size_bytes
     flushed = backend.flush()
     assert (flushed.pages, flushed.size_bytes) == (2, before)
-    assert backend.lookup(A.scope, [key("a"), key("b")]) == [None, None]
+    assert look(backend, A, "a", "b") == [None, None]
     assert backend.read(A.scope, [(key("a"), "mass/0")]) == [None]
     assert list(backend.scan()) == []
     (stats,) = [scope for scope in backend.stats().scopes if scope.info == A]
@@ -317,7 +317,7 @@ def test_what_is_published_after_a_flush_is_new(backend: Backend) -> None:
     backend.flush()
     other = PageWrite(key("a"), A.scope, digest("other tokens"), {"mass/1": b"new"})
     assert put(backend, [other]).refused == {}
-    assert backend.lookup(A.scope, [key("a"), key("b")]) == [PageInfo(digest("other tokens"), {"mass/1": 3}), None]
+    assert look(backend, A, "a", "b") == [(digest("other tokens"), {"mass/1": 3}), None]
 
 
 def test_flushed_pages_go_before_any_other(opened: Opened) -> None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cache_store.backends.protocol import AnchorPool, PageInfo, PageWrite, Refusal, ScopeInfo
+from cache_store.backends.protocol import AnchorPool, PageWrite, Refusal, ScopeInfo
 from cache_store.errors import StoreUnavailableError
 
-from .sample_pages import A, B, chain, digest, key, page, put, there
+from .sample_pages import ROOMY, A, B, chain, digest, key, look, page, put, there
 
 if TYPE_CHECKING:
     from cache_store.backends.protocol import Backend
@@ -20,18 +20,17 @@ if TYPE_CHECKING:
 
 def test_lookup_tells_digest_and_sizes_in_the_order_asked(backend: Backend) -> None:
     put(backend, [page("p", A.scope, {"mass/0": b"one", "kv/1": b"three"}), page("q", "p", {})])
-    found = backend.lookup(A.scope, [key("q"), key("missing"), key("p"), key("q")])
-    empty = PageInfo(digest("q"), {})
-    assert found == [empty, None, PageInfo(digest("p"), {"mass/0": 3, "kv/1": 5}), empty]
+    empty = digest("q"), {}
+    assert look(backend, A, "q", "missing", "p", "q") == [empty, None, (digest("p"), {"mass/0": 3, "kv/1": 5}), empty]
 
 
 def test_nothing_asked_is_nothing_found(backend: Backend) -> None:
-    assert backend.lookup(A.scope, []) == []
+    assert look(backend, A) == []
     assert backend.read(A.scope, []) == []
 
 
 def test_an_unknown_scope_holds_nothing(backend: Backend) -> None:
-    assert backend.lookup(A.scope, [key("p")]) == [None]
+    assert look(backend, A, "p") == [None]
     assert backend.read(A.scope, [(key("p"), "mass/0")]) == [None]
 
 
@@ -66,7 +65,7 @@ def test_records_are_added_to_a_page_and_replace_their_like(opened: Opened) -> N
     backend, overhead = opened.backend, opened.page_overhead_bytes
     put(backend, [page("p", A.scope, {"mass/0": b"old", "mass/1": b"kept"})])
     put(backend, [page("p", A.scope, {"mass/0": b"newer", "kv/0": b"added"})])
-    assert backend.lookup(A.scope, [key("p")]) == [PageInfo(digest("p"), {"mass/0": 5, "mass/1": 4, "kv/0": 5})]
+    assert look(backend, A, "p") == [(digest("p"), {"mass/0": 5, "mass/1": 4, "kv/0": 5})]
     assert backend.read(A.scope, [(key("p"), "mass/0"), (key("p"), "mass/1")]) == [b"newer", b"kept"]
     assert backend.stats().size_bytes == overhead + 14
 
@@ -94,7 +93,7 @@ def test_a_page_without_a_stored_parent_is_stored(backend: Backend) -> None:
 
 def test_the_same_key_in_another_scope_is_another_page(backend: Backend) -> None:
     put(backend, [page("p", A.scope, {"mass/0": b"of a"})], scope=A)
-    assert backend.lookup(B.scope, [key("p")]) == [None]
+    assert look(backend, B, "p") == [None]
     put(backend, [page("p", B.scope, {"mass/0": b"of b"})], scope=B)
     assert backend.read(A.scope, [(key("p"), "mass/0")]) == [b"of a"]
     assert backend.read(B.scope, [(key("p"), "mass/0")]) == [b"of b"]
@@ -188,7 +187,7 @@ def test_threads_that_publish_and_read_lose_nothing(backend: Backend) -> None:
     assert errors == []
     names = [f"{thread}/{number}" for thread in range(4) for number in range(20)]
     assert there(backend, A, *names) == names
-    assert backend.lookup(A.scope, [key("shared")]) == [PageInfo(digest("shared"), {f"kv/{t}": 1 for t in range(4)})]
+    assert look(backend, A, "shared") == [(digest("shared"), {f"kv/{t}": 1 for t in range(4)})]
 
 
 def test_after_close_everything_is_unavailable(backend: Backend) -> None:
@@ -213,3 +212,33 @@ def test_after_close_everything_is_unavailable(backend: Backend) -> None:
         with pytest.raises(StoreUnavailableError) as caught:
             operation()
         assert caught.value.reason == "closed"
+
+
+def test_what_was_computed_before_a_flush_is_not_stored_after_it(backend: Backend) -> None:
+    put(backend, chain(A, "a"))
+    before = backend.lookup(A.scope, [key("a")]).flushes
+    assert backend.publish(A, chain(A, "a", "b"), ROOMY, before).pages == 2
+    # Of something else altogether: whoever computed meanwhile cannot know.
+    backend.flush(tenant="nobody")
+    late = backend.publish(A, chain(A, "a", "b", "c"), ROOMY, before)
+    assert (late.pages, late.size_bytes, dict(late.refused)) == (0, 0, {Refusal.FLUSHED: 3})
+    assert there(backend, A, "a", "b", "c") == ["a", "b"]
+    now = backend.lookup(A.scope, []).flushes
+    assert now == before + 1
+    assert backend.publish(A, chain(A, "a", "b", "c"), ROOMY, now).pages == 3
+
+
+def test_a_late_publish_makes_no_namespace(backend: Backend) -> None:
+    unknown = ScopeInfo(b"unknown-unknown-", "acme", "small", "r9")
+    before = backend.lookup(unknown.scope, [key("a")]).flushes
+    backend.flush()
+    assert backend.publish(unknown, chain(unknown, "a"), ROOMY, before).refused == {Refusal.FLUSHED: 1}
+    assert unknown not in [scope.info for scope in backend.stats().scopes]
+
+
+def test_sizes_stay_those_of_the_lookup(backend: Backend) -> None:
+    put(backend, [page("p", A.scope, {"mass/0": b"old"})])
+    found = backend.lookup(A.scope, [key("p")])
+    put(backend, [page("p", A.scope, {"mass/0": b"newer", "kv/0": b"added"})])
+    backend.quarantine(A.scope, key("p"), "mass/0")
+    assert dict(found.sizes(0)) == {"mass/0": 3}

@@ -81,6 +81,11 @@ def test_what_is_no_token_is_refused(token: object) -> None:
         page_keys(SCOPE, [0] * (PAGE - 1) + [token])  # type: ignore[list-item]
 
 
+def test_bytes_are_no_tokens() -> None:
+    with pytest.raises(ValueError, match="got bytes"):
+        page_keys(SCOPE, bytes(4 * PAGE))
+
+
 @pytest.mark.parametrize("scope", [b"", b"x" * 15, b"x" * 17])
 def test_a_scope_of_another_length_is_refused(scope: bytes) -> None:
     with pytest.raises(ValueError, match="16 bytes"):

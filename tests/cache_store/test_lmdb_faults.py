@@ -54,7 +54,7 @@ def large_page(name: str, size_bytes: int = 200_000) -> PageWrite:
 def test_a_filled_folder_is_there_at_once_when_opened_again(folder: Path) -> None:
     written = fill(folder, 50)
     backend = LmdbBackend(folder, deadline_s=30)
-    found = backend.lookup(SCOPE.scope, [page.key for page in written])
+    found = backend.lookup(SCOPE.scope, [page.key for page in written]).digests
     assert all(page is not None for page in found)
     (stats,) = backend.stats().scopes
     assert stats.pages == 50
@@ -210,7 +210,7 @@ def test_a_flipped_byte_of_a_pages_head_makes_it_a_miss_that_is_counted(folder: 
         file.seek(head + at)
         file.write(bytes([data[head + at] ^ 0x01]))
     backend = LmdbBackend(folder, deadline_s=30)
-    found = backend.lookup(SCOPE.scope, [page.key for page in pages])
+    found = backend.lookup(SCOPE.scope, [page.key for page in pages]).digests
     assert [page is not None for page in found] == [True, False, True]
     backend.publish(SCOPE, [damaged], ROOMY)
     assert backend.stats().quarantined == 1
@@ -354,7 +354,7 @@ def test_a_url_opens_the_store_in_its_folder(tmp_path: Path) -> None:
     folder = tmp_path / "with space"
     written = fill(folder, 2)
     backend = open_backend(f"lmdb://{tmp_path}/with%20space?map_bytes=1073741824", deadline_s=30)
-    assert backend.lookup(SCOPE.scope, [written[1].key])[0] is not None
+    assert backend.lookup(SCOPE.scope, [written[1].key]).digests[0] is not None
     backend.close()
 
 

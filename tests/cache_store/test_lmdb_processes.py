@@ -105,12 +105,12 @@ def test_a_writers_lock_held_elsewhere_costs_a_change_its_deadline_and_reads_not
     with pytest.raises(StoreUnavailableError, match="writers' lock") as caught:
         backend.publish(SCOPE, [given_up], ROOMY)
     assert caught.value.reason == "timeout"
-    assert backend.lookup(SCOPE.scope, [before.key])[0] is not None
+    assert backend.lookup(SCOPE.scope, [before.key]).digests[0] is not None
     holder.kill()
     holder.wait()
     backend._deadline_s = 30
     backend.publish(SCOPE, [after], ROOMY)
-    found = backend.lookup(SCOPE.scope, [before.key, given_up.key, after.key])
+    found = backend.lookup(SCOPE.scope, [before.key, given_up.key, after.key]).digests
     assert [page is not None for page in found] == [True, False, True]
     backend.close()
 
@@ -226,7 +226,7 @@ def test_a_forked_child_is_told_to_open_the_store_again(folder: Path) -> None:
         finally:
             os._exit(status)
     assert os.waitpid(child, 0)[1] == 0
-    assert backend.lookup(SCOPE.scope, [page.key])[0] is not None
+    assert backend.lookup(SCOPE.scope, [page.key]).digests[0] is not None
     backend.close()
 
 

@@ -68,3 +68,7 @@ def test_values_cannot_be_moved_across_the_border_of_two_fields() -> None:
 @given(namespaces, namespaces)
 def test_scopes_are_equal_only_if_all_fields_are(one: Namespace, other: Namespace) -> None:
     assert (one.scope == other.scope) == (one == other)
+
+
+def test_half_a_surrogate_pair_in_a_salt_is_a_salt_like_others():
+    assert len({replace(BASE, salt=salt).scope for salt in ("\ud800", "\ud801", "?", "")}) == 4

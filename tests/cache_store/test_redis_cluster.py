@@ -11,7 +11,7 @@ from cache_store.backends.redis import RedisBackend
 from cache_store.errors import StoreUnavailableError
 
 from .redis_server import START_TIMEOUT_S, free_port
-from .sample_pages import A, chain, key, put
+from .sample_pages import A, chain, look, put
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ def test_a_store_is_followed_to_the_node_that_gets_its_slot(start_redis: Callabl
     owner = second.client().execute_command("CLUSTER", "MYID")
     for node in (second, first):
         node.client().execute_command("CLUSTER", "SETSLOT", slot, "NODE", owner)
-    assert backend.lookup(A.scope, [key("a")]) == [None]
+    assert look(backend, A, "a") == [None]
     assert put(backend, chain(A, "a")).pages == 1
     assert (first.client().dbsize() == 0, second.client().dbsize() > 0) == (True, True)
     with pytest.raises(StoreUnavailableError, match=r"redis\+cluster://"):

@@ -16,7 +16,7 @@ from cache_store.backends.protocol import AnchorPool, Limits
 from cache_store.backends.redis import RedisBackend
 
 from .redis_audit import audit
-from .sample_pages import A, B, chain, key, page, put, there
+from .sample_pages import A, B, chain, key, look, page, put, there
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ def named(redis_server: RedisServer) -> tuple[RedisBackend, str]:
 
 
 def looks(backend: RedisBackend) -> list[bool]:
-    return [found is not None for found in backend.lookup(A.scope, [key("a"), key("b"), key("c")])]
+    return [found is not None for found in look(backend, A, "a", "b", "c")]
 
 
 def test_a_server_emptied_from_outside_is_an_empty_store(start_redis: Start) -> None:

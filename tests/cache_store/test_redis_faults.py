@@ -20,7 +20,7 @@ from cache_store.errors import StoreError, StoreUnavailableError, StoreUrlError,
 from .odd_server import OddServer
 from .redis_audit import audit
 from .redis_server import free_port
-from .sample_pages import A, chain, key, put, there
+from .sample_pages import A, chain, key, look, put, there
 
 if TYPE_CHECKING:
     import socket
@@ -65,7 +65,7 @@ def reason_of(action: Callable[[], object], deadline_s: float = DEADLINE_S) -> s
 
 
 def looks(backend: RedisBackend) -> list[bool]:
-    return [found is not None for found in backend.lookup(A.scope, [key("a"), key("b"), key("c")])]
+    return [found is not None for found in look(backend, A, "a", "b", "c")]
 
 
 ABC = chain(A, "a", "b", "c")

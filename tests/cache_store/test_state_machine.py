@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from cache_store.backends.protocol import AnchorPool, Limits, PageInfo, PageWrite, ScopeInfo
+from cache_store.backends.protocol import AnchorPool, Limits, PageWrite, Refusal, ScopeInfo
 
 from .model import Model
-from .sample_pages import digest, key
+from .sample_pages import digest, key, look
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -57,9 +57,15 @@ class StoreMachine(RuleBasedStateMachine):
         written=st.lists(st.tuples(st.sampled_from(PAGES), records, st.integers(0, 19)), max_size=5),
         budget_pages=st.integers(2, 12),
         tenant_pages=st.integers(2, 12),
+        before=st.sampled_from([None, 0, 0, 1]),
     )
     def publish(
-        self, scope: ScopeInfo, written: list[tuple[int, dict[str, bytes], int]], budget_pages: int, tenant_pages: int
+        self,
+        scope: ScopeInfo,
+        written: list[tuple[int, dict[str, bytes], int]],
+        budget_pages: int,
+        tenant_pages: int,
+        before: int | None,
     ) -> None:
         pages = [
             PageWrite(
@@ -73,8 +79,14 @@ class StoreMachine(RuleBasedStateMachine):
         unit = self.model.overhead + RECORD_BYTES
         limits = Limits(unit * budget_pages, unit * tenant_pages)
         flushed = self.flushed_bytes()
+        # Computed since so many flushes ago.
+        flushes = None if before is None else self.backend.lookup(scope.scope, []).flushes - before
+        if before:
+            refused = {Refusal.FLUSHED: len(pages)} if pages else {}
+            assert dict(self.backend.publish(scope, pages, limits, flushes).refused) == refused
+            return
         expected = self.model.publish(scope, pages, limits)
-        published = self.backend.publish(scope, pages, limits)
+        published = self.backend.publish(scope, pages, limits, flushes)
         assert (published.pages, published.size_bytes) == (expected.pages, expected.size_bytes)
         assert dict(published.refused) == expected.refused
         if flushed:
@@ -91,10 +103,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.model.use(scope, keys)
         pages = [self.model.pages.get((scope.scope, one)) for one in keys]
         expected = [
-            PageInfo(page.tokens_digest, {name: len(data) for name, data in page.records.items()}) if page else None
+            (page.tokens_digest, {name: len(data) for name, data in page.records.items()}) if page else None
             for page in pages
         ]
-        assert self.backend.lookup(scope.scope, keys) == expected
+        assert look(self.backend, scope, *map(str, wanted)) == expected
 
     @rule(scope=scopes, wanted=st.lists(st.tuples(st.sampled_from(PAGES), names), max_size=6))
     def read(self, scope: ScopeInfo, wanted: list[tuple[int, str]]) -> None:
@@ -130,7 +142,9 @@ class StoreMachine(RuleBasedStateMachine):
         )
     )
     def flush(self, fits: dict[str, str]) -> None:
+        flushes = self.backend.lookup(SCOPES[0].scope, []).flushes
         flushed = self.backend.flush(**fits)
+        assert self.backend.lookup(SCOPES[0].scope, []).flushes == flushes + 1
         expected = self.model.flush(fits)
         assert (flushed.pages, flushed.size_bytes) == expected
         self.flushed_most += expected[1]
@@ -161,6 +175,12 @@ class StoreMachine(RuleBasedStateMachine):
         pool = AnchorPool(scope, slot, capacity, budget_bytes=50)
         put = self.backend.put_anchor(pool, identity, b"x" * size)
         assert (put.stored, list(put.evicted)) == self.model.put_anchor(pool, identity, b"x" * size)
+
+    @rule(scope=scopes, slot=st.sampled_from(["s", "t"]), identity=st.sampled_from("abcdefgh"))
+    def quarantine_anchor(self, scope: ScopeInfo, slot: str, identity: str) -> None:
+        there = self.model.pools.get((scope, slot), {}).pop(identity, None) is not None
+        self.model.quarantined += there
+        assert self.backend.quarantine_anchor(AnchorPool(scope, slot), identity) == there
 
     @rule(scope=scopes, slot=st.sampled_from(["s", "t"]), identities=st.lists(st.sampled_from("abcdefgh"), max_size=4))
     def use_anchors(self, scope: ScopeInfo, slot: str, identities: list[str]) -> None:

@@ -52,6 +52,18 @@ def test_jobs_of_one_namespace_that_wait_are_written_together(backend, store, pu
     assert store.match(other, TOKENS).contiguous_pages("mass/0") == 4
 
 
+def test_a_flush_drops_what_waits_and_was_computed_before_it(backend, store, publisher, namespace, made, counted):
+    before = store.match(namespace, TOKENS).flushes
+    hold(backend, publisher, namespace, made)
+    publisher.offer(namespace, TOKENS, made(namespace, TOKENS), flushes=before)
+    backend.backend.flush()
+    publisher.offer(namespace, TOKENS, made(namespace, TOKENS, ("mass/1",)), flushes=before + 1)
+    backend.go_on()
+    assert publisher.drain(LONG_S)
+    assert counted("dropped_pages_total", reason="flushed") == 4
+    assert store.match(namespace, TOKENS).names == {"mass/1"}
+
+
 def test_a_batch_has_a_bound(backend, store, namespace, made):
     publisher = Publisher(store, batch_bytes=1)
     hold(backend, publisher, namespace, made)

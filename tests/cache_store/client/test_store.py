@@ -239,6 +239,16 @@ def test_a_flush_takes_what_fits_and_nothing_else(store, namespace, made, counte
     assert store.match(other, TOKENS).contiguous_pages("mass/0") == 5
 
 
+def test_what_was_computed_before_a_flush_is_refused_and_counted(store, namespace, made, counted):
+    before = store.match(namespace, TOKENS)
+    store.flush(model="another")
+    assert store.publish(namespace, TOKENS, made(namespace, TOKENS), flushes=before.flushes).pages == 0
+    assert counted("dropped_pages_total", reason="flushed") == 5
+    now = store.match(namespace, TOKENS)
+    assert not any(now.hits)
+    assert store.publish(namespace, TOKENS, made(namespace, TOKENS), flushes=now.flushes).pages == 5
+
+
 class Traffic:
     """Threads that publish prefixes, each of its own number, and read the latest ones, until it is stopped."""
 
@@ -306,6 +316,7 @@ def test_anchors_come_back_and_one_with_a_flipped_byte_does_not(backend, store, 
     for _ in range(2):
         assert store.anchors(pool) == {"a0": anchor(0), "a2": anchor(2)}
     assert counted("quarantined_records_total", fault="checksum") == 1
+    assert store.stats().quarantined == 1
     store.put_anchor(pool, "a1", anchor(1))
     assert store.anchors(pool)["a1"] == anchor(1)
 
