@@ -1,13 +1,16 @@
 """A mirror of who holds which prefixes, in memory: a radix tree over the keys of pages, with path compression.
 
 A run of pages that nothing branches off from is one node, whose label is its keys side by side; so a page costs its 16
-bytes and a share of a node. Since keys are chained, a page's key stands for the whole prefix: nodes are found by the
-key of their first page in one table, and a label is compared with bisection, whatever the size of the tree.
+bytes and a share of a node. A node and its only child become one again when nothing tells them apart: the same holders,
+and next to each other in the order of use. Since keys are chained, a page's key stands for the whole prefix: nodes are
+found by the key of their first page in one table, and a label is compared with bisection, whatever the size of the
+tree.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -20,6 +23,12 @@ if TYPE_CHECKING:
 # A node beside its keys, measured with tracemalloc on CPython 3.11: 140 to 203 bytes by how full the table is, the most
 # while it grows, and up to 36 for a number of holders' bits. The budget holds at every moment.
 NODE_BYTES = 240
+
+# A removal looks at so many nodes at once, which takes less than 1 ms, and then waits for long enough that another
+# thread gets the lock: Python's locks are not fair. Fewer would make it slow beside a busy thread, from which it gets
+# the interpreter back after 5 ms.
+_NODES_AT_ONCE = 4000
+_PAUSE_S = 1e-4
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,7 @@ class HeldPages:
 
 
 class _Node:
-    """A run of pages. `holders` is a set of bits, and never has one that the parent lacks.
+    """A run of pages. `holders` is a set of bits, and never has one that the parent lacks, but for a retired one.
 
     Linked to its parent, and to its neighbours in the order of use.
     """
@@ -68,11 +77,16 @@ class RadixMirror:
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
         self._lock = threading.Lock()
+        # Held for all of a removal, so that there is one at a time.
+        self._removal = threading.Lock()
         self._nodes: dict[bytes, _Node] = {}
         # Has neither pages nor a place in the tree; its neighbours are the newest and the oldest node.
         self._root = _Node(b"", None, 0)
         self._bits: dict[str, int] = {}
         self._pages = 0
+        # The bit of a holder that is being removed, and the next node to take it from (after the newest, the root).
+        self._retired = 0
+        self._cursor = self._root
 
     @property
     def pages(self) -> int:
@@ -109,7 +123,7 @@ class RadixMirror:
             bit = self._bit(holder)
             found, depth = self._descend(path)
             for node in found:
-                node.holders |= bit
+                node.holders = node.holders & ~self._retired | bit
             rest = path[depth * KEY_BYTES :]
             # A key that is a node elsewhere in the tree is a collision, here and where a node is to be cut.
             if rest and rest[:KEY_BYTES] not in self._nodes:
@@ -117,26 +131,53 @@ class RadixMirror:
             # Deepest first, so that a node is always older than its parent and the oldest one a leaf.
             for node in reversed(found):
                 self._touch(node)
+                self._join(node)
             return self._shrink()
 
     def remove(self, holder: str) -> int:
         """Forget a holder, such as a worker that was restarted; how many pages nobody holds any more.
 
-        Takes time in proportion to the number of nodes.
+        Takes time in proportion to the number of nodes. Lookups know nothing of the holder from the first moment on and
+        wait for a small part of the work at most; what the holder inserts meanwhile counts.
         """
-        with self._lock:
-            bit = self._bits.pop(holder, 0)
-            before = self._pages
-            # Oldest first meets children before their parents.
-            for node in list(self._oldest_first()) if bit else ():
-                node.holders &= ~bit
-                if not node.holders:
-                    self._drop(node)
-            return before - self._pages
+        with self._removal:
+            with self._lock:
+                self._retired = self._bits.pop(holder, 0)
+                # What is inserted or confirmed from now on has no retired bit, so it need not be met.
+                self._cursor, left = self._root.newer, len(self._nodes) if self._retired else 0
+            forgotten = 0
+            while left > 0 and self._cursor is not self._root:
+                with self._lock:
+                    forgotten += self._retire(min(left, _NODES_AT_ONCE))
+                left -= _NODES_AT_ONCE
+                time.sleep(_PAUSE_S)
+            with self._lock:
+                self._retired, self._cursor = 0, self._root
+            return forgotten
+
+    def _retire(self, nodes: int) -> int:
+        """Take the retired bit from the next nodes; how many pages nobody holds any more."""
+        before = self._pages
+        # Oldest first meets children before their parents.
+        for _ in range(nodes):
+            node = self._cursor
+            if node is self._root:
+                break
+            # At once, as the node may go.
+            self._cursor = node.newer
+            if not node.holders & self._retired:
+                continue
+            node.holders ^= self._retired
+            if node.holders:
+                self._join(node)
+                self._join(node.newer)
+            else:
+                self._drop(node)
+        return before - self._pages
 
     def _bit(self, holder: str) -> int:
         if holder not in self._bits:
-            used = sum(self._bits.values())
+            used = sum(self._bits.values()) | self._retired
             # The lowest bit that nobody has.
             self._bits[holder] = ~used & (used + 1)
         return self._bits[holder]
@@ -200,21 +241,33 @@ class RadixMirror:
         assert not leaf.children, "children are older than their parents, so they go first"
         leaf.parent.children -= 1
         del self._nodes[leaf.keys[:KEY_BYTES]]
-        leaf.older.newer, leaf.newer.older = leaf.newer, leaf.older
         self._pages -= leaf.pages
+        self._unlink(leaf)
+        self._join(leaf.parent)
+
+    def _join(self, upper: _Node) -> None:
+        """Make a node and its only child one, unless their holders differ or something was used in between."""
+        lower = upper.older
+        if lower.parent is not upper or upper.children != 1 or lower.holders != upper.holders:
+            return
+        del self._nodes[lower.keys[:KEY_BYTES]]
+        self._nodes[upper.keys[:KEY_BYTES]] = lower
+        lower.keys, lower.parent = upper.keys + lower.keys, upper.parent
+        self._unlink(upper)
+
+    def _unlink(self, node: _Node) -> None:
+        """Take it out of the order of use; its neighbours are next to each other then."""
+        if self._cursor is node:
+            self._cursor = node.newer
+        node.older.newer, node.newer.older = node.newer, node.older
+        self._join(node.newer)
 
     def _touch(self, node: _Node) -> None:
         """Make it the newest. The order is a ring: newer than the newest, and older than the oldest, is the root."""
-        node.older.newer, node.newer.older = node.newer, node.older
+        self._unlink(node)
         newest = self._root.older
         node.older, node.newer = newest, self._root
         newest.newer = self._root.older = node
-
-    def _oldest_first(self) -> Iterator[_Node]:
-        node = self._root.newer
-        while node is not self._root:
-            yield node
-            node = node.newer
 
 
 def _common_pages(label: bytes, path: bytes, depth: int) -> int:

@@ -2,13 +2,18 @@ import gc
 import random
 import threading
 import tracemalloc
+from collections import Counter
+from contextlib import contextmanager
 from hashlib import blake2b
 from itertools import accumulate
+from types import SimpleNamespace
+from unittest.mock import patch
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from cache_store import radix
 from cache_store.radix import NODE_BYTES, HeldPages, RadixMirror
 
 PLENTY = 2**30
@@ -27,6 +32,37 @@ def keys(path):
 
 def prefix_length(one, two):
     return next((index for index, (x, y) in enumerate(zip(one, two, strict=False)) if x != y), min(len(one), len(two)))
+
+
+def require_sound(mirror):
+    """Counts, holders and the order of use fit each other, and no two nodes stand where one would do."""
+    nodes, root, order = mirror._nodes, mirror._root, []
+    node = root.newer
+    while node is not root:
+        assert node.older.newer is node
+        order.append(node)
+        node = node.newer
+    assert set(order) == set(nodes.values())
+    assert len(order) == len(nodes)
+    place = {node: number for number, node in enumerate([*order, root])}
+    children = Counter(node.parent for node in order)
+    assert mirror.pages == sum(len(node.keys) // 16 for node in order)
+    for node in order:
+        assert nodes[node.keys[:16]] is node
+        assert node.holders
+        assert place[node] < place[node.parent], "what is above is used whenever this is"
+        assert node.parent is root or not node.holders & ~node.parent.holders
+        assert node.children == children[node]
+        only = node.older
+        assert not (only.parent is node and node.children == 1 and only.holders == node.holders), "two that are one"
+    assert root.children == children[root]
+
+
+@contextmanager
+def pauses(pause):
+    """Removals look at one node at once, and call `pause` after each."""
+    with patch.object(radix, "_NODES_AT_ONCE", 1), patch.object(radix, "time", SimpleNamespace(sleep=pause)):
+        yield
 
 
 class AgainstADictionary(RuleBasedStateMachine):
@@ -49,6 +85,25 @@ class AgainstADictionary(RuleBasedStateMachine):
         self.given.pop(holder, None)
         assert self.mirror.remove(holder) == before - self.held_pages()
 
+    @precondition(lambda self: self.given)
+    @rule(holder=holders, meanwhile=st.lists(st.tuples(holders, paths), max_size=8))
+    def remove_while_others_insert(self, holder, meanwhile):
+        """What is inserted between two steps of a removal counts, of the holder itself too."""
+        left, fresh, before = list(meanwhile), 0, self.mirror.pages
+        self.given.pop(holder, None)
+
+        def pause(_seconds):
+            nonlocal fresh
+            if left:
+                pages = self.mirror.pages
+                self.insert(*left.pop())
+                fresh += self.mirror.pages - pages
+            for asked in ([0] * 12, *(path for _, path in meanwhile)):
+                self.match(asked)
+
+        with pauses(pause):
+            assert self.mirror.remove(holder) == before + fresh - self.held_pages()
+
     @rule(path=paths)
     def match(self, path):
         lengths = {
@@ -60,6 +115,7 @@ class AgainstADictionary(RuleBasedStateMachine):
     @invariant()
     def counts(self):
         assert self.mirror.pages == self.held_pages()
+        require_sound(self.mirror)
 
     def held_pages(self):
         held = {key for all_given in self.given.values() for path in all_given for key in keys(path)}
@@ -73,10 +129,13 @@ TestAgainstADictionary.settings = UNHURRIED
 @UNHURRIED
 @given(
     inserts=st.lists(st.tuples(holders, paths), min_size=1, max_size=30),
+    nodes=st.integers(1, 8),
     pages=st.integers(1, 20),
+    removed=st.sampled_from(["a", "nobody"]),
 )
-def test_a_bounded_mirror_keeps_its_budget_and_tells_nothing_that_is_not_so(inserts, pages):
-    mirror, budget = RadixMirror(2 * NODE_BYTES + 16 * pages), 2 * NODE_BYTES + 16 * pages
+def test_a_bounded_mirror_keeps_its_budget_and_tells_nothing_that_is_not_so(inserts, nodes, pages, removed):
+    budget = nodes * NODE_BYTES + 16 * pages
+    mirror = RadixMirror(budget)
     everything = RadixMirror(PLENTY)
     forgotten = 0
     for holder, path in inserts:
@@ -87,11 +146,19 @@ def test_a_bounded_mirror_keeps_its_budget_and_tells_nothing_that_is_not_so(inse
         everything.insert(holder, keys(path))
         forgotten += evicted
         assert mirror.size_bytes <= budget
+        require_sound(mirror)
         for asked in (path, inserts[0][1]):
             told, so = mirror.match(keys(asked)).by_holder, everything.match(keys(asked)).by_holder
             assert all(pages <= so[holder] for holder, pages in told.items())
     if not forgotten:
         assert mirror.pages == everything.pages
+    # Evictions between the steps of a removal take nodes from under it.
+    left = list(inserts)
+    with pauses(lambda _: left and mirror.insert("b", keys(left.pop()[1]))):
+        mirror.remove(removed)
+    require_sound(mirror)
+    assert mirror.size_bytes <= budget
+    assert all(removed not in mirror.match(keys(path)).by_holder for _, path in inserts)
 
 
 def test_the_leaf_used_least_recently_goes_first_and_from_its_end():
@@ -141,6 +208,58 @@ def test_a_growing_conversation_stays_one_node():
     mirror.insert("b", keys([5] * 20))
     assert mirror.size_bytes == 2 * NODE_BYTES + 16 * 39
     assert mirror.match(keys([5] * 50)).by_holder == {"a": 39, "b": 20}
+
+
+def test_a_branch_that_is_evicted_leaves_one_node():
+    trunk, one, two = keys([0] * 10), keys([0] * 10 + [1] * 5), keys([0] * 10 + [2] * 5)
+    mirror = RadixMirror(3 * NODE_BYTES + 16 * 20)
+    mirror.insert("a", two)
+    mirror.insert("a", one)
+    assert mirror.size_bytes == 3 * NODE_BYTES + 16 * 20
+    assert mirror.insert("a", keys([0] * 10 + [1] * 11)) == 5
+    assert mirror.size_bytes == NODE_BYTES + 16 * 21
+    assert (mirror.match(trunk).longest, mirror.match(two).longest) == (10, 10)
+
+
+def test_a_removed_holder_leaves_no_node_that_only_it_needed():
+    mirror = RadixMirror(PLENTY)
+    mirror.insert("a", keys([5] * 30))
+    mirror.insert("b", keys([5] * 20))
+    mirror.insert("a", keys([5] * 30))
+    assert mirror.size_bytes == 2 * NODE_BYTES + 16 * 30
+    assert mirror.remove("b") == 0
+    assert mirror.size_bytes == NODE_BYTES + 16 * 30
+    assert mirror.match(keys([5] * 30)).by_holder == {"a": 30}
+
+
+def test_nodes_used_at_different_times_stay_apart():
+    mirror = RadixMirror(PLENTY)
+    mirror.insert("a", keys([5] * 30))
+    mirror.insert("a", keys([6] * 5))
+    # Only half of it is confirmed; the other half is to go first.
+    mirror.insert("a", keys([5] * 20))
+    assert mirror.size_bytes == 3 * NODE_BYTES + 16 * 35
+    mirror.insert("a", keys([5] * 30))
+    assert mirror.size_bytes == 2 * NODE_BYTES + 16 * 35
+
+
+def test_nodes_that_a_removal_lets_be_one_become_one_though_others_are_used_meanwhile():
+    mirror = RadixMirror(PLENTY)
+    mirror.insert("c", keys([7] * 3))
+    for holder in "ab":
+        mirror.insert(holder, keys([5] * 30))
+    mirror.insert("c", keys([6] * 5))
+    mirror.insert("b", keys([5] * 20))
+    meanwhile = [("b", keys([5] * 20)), ("c", keys([6] * 5))]
+
+    def pause(_seconds):
+        while meanwhile:
+            mirror.insert(*meanwhile.pop(0))
+
+    with pauses(pause):
+        mirror.remove("a")
+    assert mirror.size_bytes == 3 * NODE_BYTES + 16 * 38
+    require_sound(mirror)
 
 
 def test_a_removed_holder_that_returns_holds_nothing_of_before():
