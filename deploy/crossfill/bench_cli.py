@@ -65,7 +65,9 @@ def store(
         typer.Option(help="A store, which is filled; by default one in memory, LMDB, and Redis if it is installed."),
     ] = None,
     tokens: Annotated[str, typer.Option(help="Lengths of prefixes.")] = "4096,20000",
-    rounds: Annotated[int, typer.Option(min=1, help="How often a prefix is published; others follow from it.")] = 40,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="How often a prefix is published; it is looked up and read at least 200 times.")
+    ] = 40,
     mirror_pages: Annotated[str, typer.Option(help="Pages of the radix mirror.")] = "1000,10000,100000,1000000",
     output: Annotated[Path | None, typer.Option(help="Also write the results as JSON.")] = None,
 ) -> None:

@@ -34,11 +34,13 @@ from cache_store.metrics import StoreMetrics
 from cache_store.namespace import Namespace
 from cache_store.records import HEADER_BYTES, Kind, Record
 from cache_store.store import Store
-from crossfill.bench_radix import bench_radix
+from crossfill.bench_radix import bench_radix, bench_removals
+from crossfill.bench_store_memory import measure_memory
 from crossfill.bench_store_raw import Layout, description, open_raw
 from crossfill.bench_store_report import (
     Hung,
     Measured,
+    PageMemory,
     Side,
     StoreBench,
     StoreResults,
@@ -73,6 +75,7 @@ def bench_store(bench: StoreBench, *, output: Path | None, console: Console, pro
         StoreError: a store could not be opened or stopped answering.
     """
     measured: list[Measured] = []
+    memory: list[PageMemory] = []
     hung = None
     with ExitStack() as held:
         folder = Path(held.enter_context(TemporaryDirectory(prefix="crossfill-bench-")))
@@ -84,9 +87,11 @@ def bench_store(bench: StoreBench, *, output: Path | None, console: Console, pro
                 urls.append(url)
         for number, url in enumerate(urls):
             measured += _bench_url(bench, url, folder / str(number), progress)
+            memory += measure_memory(bench, url, folder / f"memory-{number}", progress)
         if server is not None:
             hung = _bench_hung(urls[-1], server)
-    results = StoreResults(measured, hung, bench_radix(bench.mirror_pages, progress))
+    mirrors, removals = bench_radix(bench.mirror_pages, progress), bench_removals(bench.mirror_pages, progress)
+    results = StoreResults(measured, memory, hung, mirrors, removals)
     for table in tables(bench, results):
         console.print(table)
     if output:
@@ -153,8 +158,9 @@ class _Run:
         """Each operation; the prefixes of all rounds but the last stay in the store, which is what fills it."""
         rounds = self._bench.rounds
         publish = self._times("publish", rounds, self._publish)
-        # Each looks up and reads what it has just published.
-        return [publish, self._times("match", 5 * rounds, self._match), self._times("read", 2 * rounds, self._read)]
+        # Each looks up and reads what it has just published; more often, as that is quick.
+        match, read = (max(times * rounds, self._bench.least_lookups) for times in (5, 2))
+        return [publish, self._times("match", match, self._match), self._times("read", read, self._read)]
 
     def _publish(self) -> Mapping[Side, Callable[[], object]]:
         tokens = self._prefix()
