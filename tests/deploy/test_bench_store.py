@@ -45,6 +45,7 @@ def test_each_operation_is_measured_and_written_down(tmp_path):
     for mirror, least in zip(results.mirrors, (400, 1000), strict=True):
         assert least <= mirror.pages < least + 400
         assert mirror.prefixes >= 2
+        assert 16 * mirror.pages < mirror.used_bytes < 2 * mirror.counted_bytes
     assert [removal.nodes for removal in results.removals] == [400, 1000]
     assert min(min(removal.match_s) for removal in results.removals) > 0
     written = json.loads((tmp_path / "result.json").read_text())
