@@ -1,9 +1,10 @@
-"""`crossfill store` as a shell sees it, on a store in a folder."""
+"""`crossfill store` on a store in a folder: in this process, and as a shell sees it where that is what matters."""
 
 import json
 
 import pytest
 from prometheus_client import CollectorRegistry
+from typer.testing import CliRunner
 
 from cache_store.backends.lmdb import LmdbBackend
 from cache_store.backends.protocol import Limits, PageWrite
@@ -12,6 +13,7 @@ from cache_store.metrics import StoreMetrics
 from cache_store.namespace import Namespace
 from cache_store.records import Kind, Record
 from cache_store.store import Store, scope_info
+from crossfill.cli import app
 
 PLENTY = Limits(2**30, 2**30)
 TOKENS = list(range(4 * PAGE))
@@ -63,8 +65,19 @@ def found(folder, of):
 
 
 @pytest.fixture
-def store(crossfill, folder):
-    """Run `crossfill store COMMAND … --url` of the folder."""
+def store(folder):
+    """Run `crossfill store COMMAND … --url` of the folder, in this process; an unexpected error is raised."""
+
+    def run(*arguments, at=folder):
+        command = ["store", *map(str, arguments), "--url", f"lmdb://{at}"]
+        return CliRunner().invoke(app, command, env={"COLUMNS": "160"}, catch_exceptions=False)
+
+    return run
+
+
+@pytest.fixture
+def shell(crossfill, folder):
+    """The same in a process of its own, whose output is piped."""
 
     def run(*arguments, at=folder):
         return crossfill("store", *arguments, "--url", f"lmdb://{at}", COLUMNS="160")
@@ -82,8 +95,8 @@ def damage(folder, index, name):
     at(folder, work)
 
 
-def test_stats_have_a_row_for_each_namespace_and_the_whole(store):
-    lines = store("stats").stdout.splitlines()
+def test_stats_have_a_row_for_each_namespace_and_the_whole(shell):
+    lines = shell("stats").stdout.splitlines()
     rows = {line.split()[0]: line.split() for line in lines[1:3]}
     assert rows["acme"][:6] == ["acme", "small", ("r1" * 16)[:12], ONE.scope.hex()[:12], "0", "4"]
     assert rows["bolt"][1] == "large"
@@ -116,15 +129,15 @@ def test_inspect_for_machines_and_of_what_is_not_there(store):
     assert page["records"][1] | {"name": "mass/1", "kind": "mass", "layer": 1, "shape": [2, 3]} == page["records"][1]
     assert page["records"][1]["tokens_digest"] == page["tokens_digest"] == KEYS[2].tokens_digest.hex()
     nothing = store("inspect", "--key", "00" * 16)
-    assert (nothing.returncode, nothing.stderr.strip()) == (0, "no page fits")
-    assert store("inspect", "--key", "xyz").returncode == 2
+    assert (nothing.exit_code, nothing.stderr.strip()) == (0, "no page fits")
+    assert store("inspect", "--key", "xyz").exit_code == 2
 
 
-def test_verify_is_quiet_about_a_sound_store_and_names_what_is_wrong(store, folder):
-    sound = store("verify")
+def test_verify_is_quiet_about_a_sound_store_and_names_what_is_wrong(store, shell, folder):
+    sound = shell("verify")
     assert (sound.returncode, sound.stdout.strip()[:31]) == (0, "16 records of 8 pages (9.3 KiB)"), sound.stderr
     damage(folder, 1, "mass/0")
-    found_wrong = store("verify")
+    found_wrong = shell("verify")
     assert found_wrong.returncode == 1
     [row] = [line for line in found_wrong.stdout.splitlines() if KEYS[1].key.hex()[:12] in line]
     assert "mass/0" in row
@@ -137,7 +150,7 @@ def test_verify_is_quiet_about_a_sound_store_and_names_what_is_wrong(store, fold
 
 def test_verify_repairs_when_asked(store, folder):
     damage(folder, 1, "mass/0")
-    assert store("verify", "--repair").returncode == 1
+    assert store("verify", "--repair").exit_code == 1
     assert found(folder, ONE).pages_with("mass/0") == (0, 2, 3)
     assert found(folder, ONE).pages_with("mass/1") == (0, 1, 2, 3)
 
@@ -151,8 +164,8 @@ def test_flush_takes_what_fits(store, folder):
 
 
 @pytest.mark.parametrize("arguments", [(), ("--all", "--tenant", "acme")], ids=["nothing", "both"])
-def test_flush_wants_to_be_told_exactly_what(store, folder, arguments):
-    ended = store("flush", *arguments)
+def test_flush_wants_to_be_told_exactly_what(shell, folder, arguments):
+    ended = shell("flush", *arguments)
     assert (ended.returncode, ended.stdout) == (2, "")
     assert "or --all" in ended.stderr
     assert found(folder, ONE).contiguous_pages("mass/0") == 4
@@ -167,12 +180,12 @@ def test_evict_frees_as_much_as_asked_from_the_least_recently_used(store, folder
     assert held(folder).size_bytes == whole - told["size_bytes"]
     assert found(folder, ONE).contiguous_pages("mass/0") == 4
     assert found(folder, TWO).contiguous_pages("mass/0") < 4
-    assert store("evict", "1 KB").returncode == 2
+    assert store("evict", "1 KB").exit_code == 2
 
 
 def test_compact_keeps_what_is_there(store, folder):
     at(folder, lambda s, _: s.flush(tenant="acme"))
-    assert store("compact").returncode == 0
+    assert store("compact").exit_code == 0
     assert found(folder, TWO).contiguous_pages("mass/0") == 4
     assert found(folder, ONE).names == frozenset()
 
@@ -181,7 +194,7 @@ def test_compact_keeps_what_is_there(store, folder):
 def test_export_and_import_carry_pages_to_another_store(store, folder, tmp_path, name):
     assert store("export", tmp_path / name).stdout.startswith("8 pages are in")
     imported = store("import", tmp_path / name, at=tmp_path / "other")
-    assert imported.returncode == 0, imported.stderr
+    assert imported.exit_code == 0, imported.stderr
     assert imported.stdout.startswith("8 pages of ")
     for of in (ONE, TWO):
         assert found(tmp_path / "other", of) == found(folder, of)
@@ -201,22 +214,22 @@ def test_export_of_one_tenant_leaves_out_the_other_and_what_is_wrong(store, fold
 def test_import_keeps_to_a_budget_and_says_what_was_refused(store, folder, tmp_path):
     store("export", tmp_path / "pages")
     ended = store("import", tmp_path / "pages", "--budget", "8KiB", at=tmp_path / "other")
-    assert ended.returncode == 1
+    assert ended.exit_code == 1
     assert "pages refused: " in ended.stderr
 
 
-def test_a_damaged_file_is_one_line_and_changes_nothing(store, folder, tmp_path):
+def test_a_damaged_file_is_one_line_and_changes_nothing(store, shell, tmp_path):
     file = tmp_path / "pages"
     store("export", file)
     file.write_bytes(file.read_bytes()[:-3])
-    ended = store("import", file, at=tmp_path / "other")
+    ended = shell("import", file, at=tmp_path / "other")
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1] == f"crossfill: {file}: is cut off"
     assert pages_of(tmp_path / "other") == 0
 
 
-def test_a_store_that_is_not_there_is_not_made(store, crossfill, tmp_path):
-    ended = store("stats", at=tmp_path / "tpyo")
+def test_a_store_that_is_not_there_is_not_made(shell, crossfill, tmp_path):
+    ended = shell("stats", at=tmp_path / "tpyo")
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "there is no store" in ended.stderr
     assert len(ended.stderr.splitlines()) == 1
