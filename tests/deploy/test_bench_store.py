@@ -92,7 +92,7 @@ def test_tables_fit_a_terminal_of_80_columns_uncut():
 @pytest.mark.parametrize(
     ("operation", "wrong", "said"),
     [
-        ("lookup", lambda found: [None, *found[1:]], "pages were not found"),
+        ("lookup", lambda found: replace(found, digests=[None, *found.digests[1:]]), "pages were not found"),
         ("read", lambda found: [found[0] + b"!", *found[1:]], "other bytes were read"),
     ],
 )
