@@ -6,7 +6,7 @@ StoreError
 ├── StoreFullError         nothing can be evicted to make room; what was to be written is dropped
 │   └── PoolRefusedError   … of a block pool, with the reason
 ├── StaleHandlesError      slots of a block pool were given to somebody else; what was read of them must not be used
-├── StoreVersionError      another version of Crossfill wrote this store; the operator must flush or upgrade it
+├── StoreVersionError      another version of Crossfill wrote this store; the operator deletes it or uses that version
 ├── ExportFileError        a file to import is not what an export wrote; nothing of it is used
 ├── ForeignProcessError    an embedded store is opened from where its locks do not reach (another PID namespace)
 └── RecordRefusedError     a record is not what it should be: truncated, altered, of another version or of other tokens

@@ -6,10 +6,8 @@ number of pages, each within the deadline. Use is remembered in memory and writt
 count, so that a lookup changes nothing on disk; a process that dies loses what it had not written.
 """
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -18,9 +16,10 @@ from urllib.parse import unquote, urlsplit
 from cache_store.backends import lmdb_pages
 from cache_store.backends.lmdb_change import Change
 from cache_store.backends.lmdb_environment import Environment, plain_errors
+from cache_store.backends.lmdb_finding import Reader, look_up
 from cache_store.backends.lmdb_folder import Folder, read_pid_namespace
 from cache_store.backends.lmdb_gate import Gate
-from cache_store.backends.lmdb_layout import pack_page
+from cache_store.backends.lmdb_page import pack_page
 from cache_store.backends.lmdb_reading import View
 from cache_store.backends.lmdb_recent import Recent
 from cache_store.backends.lmdb_writer import Writer
@@ -36,7 +35,7 @@ from cache_store.backends.protocol import (
     Reclaimed,
     ScopeInfo,
 )
-from cache_store.errors import ForeignProcessError, StoreUnavailableError, StoreUrlError
+from cache_store.errors import StoreUnavailableError, StoreUrlError
 
 if TYPE_CHECKING:
     import lmdb
@@ -90,8 +89,7 @@ class LmdbBackend:
     ) -> None:
         self._path, self._map_bytes, self._deadline_s, self._clock = path, map_bytes, deadline_s, clock
         self._boot_id = read_boot_id() if boot_id is None else boot_id
-        self._pid = os.getpid()
-        self._gate, self._recent, self._changes = Gate(path), Recent(), 0
+        self._gate, self._recent, self._reader, self._changes = Gate(path), Recent(), Reader(), 0
         namespace = read_pid_namespace() if pid_namespace is None else pid_namespace
         self._folder = Folder(path, pid_namespace=namespace, deadline_s=deadline_s)
         try:
@@ -113,11 +111,19 @@ class LmdbBackend:
 
     def lookup(self, scope: bytes, keys: Sequence[bytes]) -> Found:
         """See `Backend.lookup`."""
-        return self._view(lambda view: view.lookup(scope, keys))
+        with self._gate, self._environment.look() as txn:
+            found, seen, damaged = look_up(txn, self._environment.tables, scope, keys)
+        if self._recent.add(seen, damaged):
+            self._write_recent()
+        return found
 
     def read(self, scope: bytes, wanted: Sequence[tuple[bytes, str]]) -> list[bytes | None]:
         """See `Backend.read`."""
-        return self._view(lambda view: view.read(scope, wanted))
+        with self._gate, self._environment.view() as txn:
+            records, seen, damaged = self._reader.read(txn, self._environment.tables, scope, wanted)
+        if self._recent.add(seen, damaged):
+            self._write_recent()
+        return records
 
     def publish(
         self, info: ScopeInfo, pages: Sequence[PageWrite], limits: Limits, flushes: int | None = None
@@ -125,7 +131,7 @@ class LmdbBackend:
         """See `Backend.publish`."""
         # Packed here, not while the writers' lock is held.
         packed = [(page, pack_page(page.tokens_digest, page.records)) for page in pages]
-        return self._change(lambda change: lmdb_pages.publish(change, info, packed, limits))
+        return self._change(lambda change: lmdb_pages.publish(change, info, packed, limits, flushes))
 
     def lease(self, scope: bytes, keys: Sequence[bytes], holder: str, ttl_s: float | None) -> int:
         """See `Backend.lease`."""
@@ -168,7 +174,7 @@ class LmdbBackend:
             pages = self._view(partial(View.ordered, scope=scope))
             for start in range(0, len(pages), _SCAN_PAGES):
                 some = pages[start : start + _SCAN_PAGES]
-                yield from self._view(partial(View.whole, info=scope.info, pages=some), used=False)
+                yield from self._view(partial(View.whole, info=scope.info, pages=some))
 
     def compact(self) -> Reclaimed:
         """Write the store anew without its free pages, and put that in its place. Takes as long as the copy does.
@@ -179,7 +185,7 @@ class LmdbBackend:
         Raises:
             StoreUnavailableError: `refused` if others have it open, `full` if there is no room for the copy.
         """
-        self._check_process()
+        self._gate.check_process()
         with plain_errors(self._path), self._folder.guard(), self._gate.shut(self._deadline_s):
             if not self._folder.is_alone():
                 message = f"other processes have {self._path} open; compact it when they have stopped"
@@ -202,13 +208,17 @@ class LmdbBackend:
         """See `Backend.anchors`."""
         return self._view(lambda view: view.anchors(pool))
 
+    def quarantine_anchor(self, pool: AnchorPool, identity: str) -> bool:
+        """See `Backend.quarantine_anchor`."""
+        return self._change(lambda change: lmdb_pages.quarantine_anchor(change, pool, identity))
+
     def use_anchors(self, pool: AnchorPool, identities: Sequence[str]) -> None:
         """See `Backend.use_anchors`. Anchors that are gone are left out."""
         self._change(lambda change: lmdb_pages.use_anchors(change, pool, identities))
 
     def close(self) -> None:
         """See `Backend.close`. What a hung disk or another process keeps from ending is left to the process's end."""
-        if os.getpid() != self._pid or not self._gate.close(self._deadline_s):
+        if not self._gate.is_own() or not self._gate.close(self._deadline_s):
             return
         self._write_recent()
         if self._writer.stop(self._deadline_s):
@@ -236,17 +246,16 @@ class LmdbBackend:
                 environment.close()
             raise
 
-    def _view(self, look: Callable[[View], T], *, used: bool = True) -> T:
-        with self._using(), self._environment.view() as txn:
+    def _view(self, look: Callable[[View], T]) -> T:
+        with self._gate, self._environment.view() as txn:
             view = View(txn, self._environment.tables)
             found = look(view)
-        self._recent.add(view.seen if used else (), view.damaged)
-        if self._recent.is_due(time.monotonic()):
+        if view.damaged and self._recent.add((), view.damaged):
             self._write_recent()
         return found
 
     def _change(self, change: Callable[[Change], T]) -> T:
-        with self._using():
+        with self._gate:
             return self._writer.change(partial(self._make, change), self._deadline_s)
 
     def _make(self, make: Callable[[Change], T], txn: "lmdb.Transaction[memoryview]") -> T:
@@ -268,19 +277,8 @@ class LmdbBackend:
         self._writer.post(partial(self._make, lambda _: None))
 
     def _write_recent_if_old(self) -> None:
-        if self._recent.is_due(time.monotonic()):
+        if self._recent.is_old():
             self._write_recent()
-
-    @contextmanager
-    def _using(self) -> Iterator[None]:
-        self._check_process()
-        with self._gate.use(), plain_errors(self._path):
-            yield
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            message = f"the store {self._path} was opened before this process was forked; open it again in the child"
-            raise ForeignProcessError(message)
 
     def _now_ns(self) -> int:
         return round(self._clock() * 1e9)

@@ -180,7 +180,8 @@ class Change:
         self.keep(page, meta)
         self._metas[page] = None
         self.txn.delete(page, db=self.tables["pages"])
-        self.txn.delete(page, db=self.tables["data"])
+        self.txn.delete(page, db=self.tables["heads"])
+        self.txn.delete(page, db=self.tables["bodies"])
         self.gone_pages += 1
         self.gone_bytes += meta.size_bytes
 

@@ -1,49 +1,80 @@
-"""Whether a store's files may be used now: not while they are replaced, and not after they were closed."""
+"""Whether a store's files may be used now: not while they are replaced, not after they were closed, and not by a child.
 
+What fails within is told in our words.
+"""
+
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cache_store.errors import StoreUnavailableError
+import lmdb
+
+from cache_store.backends.lmdb_environment import explain
+from cache_store.errors import ForeignProcessError, StoreUnavailableError
 
 
 class Gate:
-    """Counts those within, so that files are closed under nobody.
+    """Counts those within a `with` of it, so that files are closed under nobody.
 
     Args:
         path: the store, for messages.
     """
 
+    # Plain methods, as every lookup passes here: a generator's context manager costs as much as reading two pages.
+
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._inside = 0
         self._shut = self._closed = False
+        self._pid = os.getpid()
 
-    @contextmanager
-    def use(self) -> Iterator[None]:
+    def __enter__(self) -> None:
         """Be within.
 
         Raises:
+            ForeignProcessError: this process is a child of the one that opened the store.
             StoreUnavailableError: `closed`, or `refused` while the files are replaced.
         """
-        with self._changed:
-            self._check()
+        if os.getpid() != self._pid:
+            self.check_process()
+        with self._lock:
+            if self._shut or self._closed:
+                self._check()
             self._inside += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._inside -= 1
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Be out.
+
+        Raises:
+            StoreUnavailableError: in place of an error of LMDB's or of the system's.
+        """
+        with self._lock:
+            self._inside -= 1
+            if self._shut or self._closed:
                 self._changed.notify_all()
+        if error is not None and isinstance(error, lmdb.Error | OSError):
+            raise explain(self._path, error) from None
+
+    def is_own(self) -> bool:
+        """Whether this process opened the store."""
+        return os.getpid() == self._pid
+
+    def check_process(self) -> None:
+        """Raises ForeignProcessError in a child of the process that opened the store."""
+        if not self.is_own():
+            message = f"the store {self._path} was opened before this process was forked; open it again in the child"
+            raise ForeignProcessError(message)
 
     @contextmanager
     def shut(self, deadline_s: float) -> Iterator[None]:
         """Be alone.
 
         Raises:
-            StoreUnavailableError: as for `use`, or `timeout` if others stay within.
+            StoreUnavailableError: as for being within, or `timeout` if others stay within.
         """
         with self._changed:
             self._check()

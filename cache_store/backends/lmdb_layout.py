@@ -7,18 +7,14 @@ without touching any. Numbers in keys are big-endian, so that LMDB's order is th
 import hashlib
 import json
 import struct
-import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
-from itertools import accumulate, pairwise
+from dataclasses import dataclass
 
 from cache_store.backends.protocol import ScopeInfo
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 PAGE_OVERHEAD_BYTES = 3072
 """Counted for a page beside its records: names and sizes, LMDB's tables, and rounding to its pages of 4 KB. Measured
-with 30 records of 600 bytes: 21,063 bytes of file a page, of which 18,000 are records."""
+with 30 records of 600 bytes: 20,987 bytes of file a page, of which 18,000 are records."""
 
 TABLES = (
     # b"layout", b"boot", b"state"
@@ -28,9 +24,10 @@ TABLES = (
     "scope_names",
     # digest of a tenant's name → bytes it holds
     "tenants",
-    # page id → Meta; → head and records; and how many children wait for a parent that is not stored
+    # page id → Meta; → head; → body; and how many children wait for a parent that is not stored
     "pages",
-    "data",
+    "heads",
+    "bodies",
     "orphans",
     # use → page id, of pages that may be evicted; and the same by tenant
     "lru",
@@ -47,10 +44,8 @@ TABLES = (
 
 _PREFIX = struct.Struct(">II")
 _META = struct.Struct("<QQII16s16s")
-_SCOPE = struct.Struct("<IIQQ")
-_STATE = struct.Struct("<QQQIQQ")
-_HEAD = struct.Struct("<I32sHI")
-ID_BYTES = _PREFIX.size + 16
+_SCOPE = struct.Struct(">IIQQ")
+_STATE = struct.Struct("<QQQQIQQI")
 
 
 def pack_number(number: int) -> bytes:
@@ -132,8 +127,8 @@ class Scope:
 
 
 def unpack_scope_prefix(data: bytes | memoryview) -> bytes:
-    """What the ids of the namespace's visible pages begin with, from a packed `Scope`."""
-    return _PREFIX.pack(*_SCOPE.unpack_from(data)[:2])
+    """What the ids of the namespace's visible pages begin with, from a packed `Scope`: it begins with it too."""
+    return bytes(data[: _PREFIX.size])
 
 
 @dataclass(slots=True)
@@ -141,24 +136,37 @@ class State:
     """Counters of the whole store.
 
     Attributes:
+        flushes: of the whole store or of parts of it.
         uses: the logical clock of eviction.
         size_bytes: of all pages, flushed ones included.
         quarantined: records taken away.
         scopes: namespaces that were numbered.
         order: of flushes and anchors.
         file_bytes: that the file had when the last change began; a shorter one was cut off.
+        swept: number of the namespace that was looked at last for whether it holds anything.
     """
 
+    flushes: int = 0
     uses: int = 0
     size_bytes: int = 0
     quarantined: int = 0
     scopes: int = 0
     order: int = 0
     file_bytes: int = 0
+    swept: int = 0
 
     def pack(self) -> bytes:
         """As bytes."""
-        return _STATE.pack(self.uses, self.size_bytes, self.quarantined, self.scopes, self.order, self.file_bytes)
+        return _STATE.pack(
+            self.flushes,
+            self.uses,
+            self.size_bytes,
+            self.quarantined,
+            self.scopes,
+            self.order,
+            self.file_bytes,
+            self.swept,
+        )
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> "State":
@@ -166,73 +174,6 @@ class State:
         return cls(*_STATE.unpack(data))
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A page's value: digest of its tokens, and where its records lie in the bytes.
-
-    Attributes:
-        tokens_digest: as it was written.
-        sizes: of the records, by name, in the order they lie.
-        start: of the first.
-        data: all of it, in LMDB's memory: valid only as long as the transaction.
-    """
-
-    tokens_digest: bytes
-    sizes: Mapping[str, int]
-    start: int
-    data: memoryview = field(repr=False)
-
-    def records(self) -> dict[str, bytes]:
-        """Copies of the records by name."""
-        ends = accumulate(self.sizes.values(), initial=self.start)
-        return {
-            name: bytes(self.data[end : end + size])
-            for (name, size), end in zip(self.sizes.items(), ends, strict=False)
-        }
-
-    def spans(self) -> dict[str, tuple[int, int]]:
-        """Start and end of each record by name."""
-        ends = list(accumulate(self.sizes.values(), initial=self.start))
-        return dict(zip(self.sizes, pairwise(ends), strict=True))
-
-
-def pack_page(tokens_digest: bytes, records: Mapping[str, bytes]) -> bytes:
-    """A page's value: checksum of the head, digest, number of records, their names and sizes, then their bytes.
-
-    Raises:
-        ValueError: the digest is not 32 bytes, or a name or the number of records is beyond 65,535.
-    """
-    if len(tokens_digest) != 32:
-        raise ValueError(f"want a digest of 32 bytes, got {len(tokens_digest)}")
-    encoded = [name.encode() for name in records]
-    if len(encoded) > 0xFFFF or any(len(name) > 0xFFFF for name in encoded):
-        raise ValueError("want at most 65,535 records a page and bytes a name")
-    names = struct.pack(f"<{len(encoded)}H", *map(len, encoded)) + b"".join(encoded)
-    sizes = struct.pack(f"<{len(encoded)}Q", *map(len, records.values()))
-    head = _HEAD.pack(0, tokens_digest, len(encoded), len(names))[4:] + names + sizes
-    return b"".join([zlib.crc32(head).to_bytes(4, "little"), head, *records.values()])
-
-
-def unpack_page(data: memoryview) -> Stored | None:
-    """A page's value, without copying records; None if its head was altered since it was written.
-
-    The records carry checksums of their own; this one keeps a damaged head from leading to the wrong bytes.
-    """
-    if len(data) < _HEAD.size:
-        return None
-    checksum, tokens_digest, count, names_bytes = _HEAD.unpack_from(data)
-    sizes_at = _HEAD.size + names_bytes
-    start = sizes_at + 8 * count
-    if start > len(data) or zlib.crc32(data[4:start]) != checksum:
-        return None
-    sizes = struct.unpack_from(f"<{count}Q", data, sizes_at)
-    names = _unpack_names(bytes(data[_HEAD.size : sizes_at]), count)
-    return Stored(tokens_digest, dict(zip(names, sizes, strict=True)), start, data)
-
-
-# Most pages have the same names.
-@lru_cache(maxsize=256)
-def _unpack_names(data: bytes, count: int) -> tuple[str, ...]:
-    lengths = struct.unpack_from(f"<{count}H", data)
-    ends = list(accumulate(lengths, initial=2 * count))
-    return tuple(data[start:end].decode() for start, end in pairwise(ends))
+def unpack_flushes(data: bytes | None) -> int:
+    """`State.flushes` of a packed state, without the rest."""
+    return int.from_bytes(data[:8], "little") if data else 0

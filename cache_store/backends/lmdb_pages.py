@@ -9,11 +9,10 @@ from cache_store.backends.lmdb_layout import (
     PAGE_OVERHEAD_BYTES,
     digest_name,
     pack_number,
-    pack_page,
     pack_prefix,
     unpack_number,
-    unpack_page,
 )
+from cache_store.backends.lmdb_page import Stored, pack_page, unpack_page
 from cache_store.backends.protocol import (
     AnchorPool,
     AnchorPut,
@@ -27,9 +26,19 @@ from cache_store.backends.protocol import (
 
 _FOREVER = 2**64 - 1
 
+Packed = tuple[bytes, bytes]
 
-def publish(change: Change, info: ScopeInfo, pages: Sequence[tuple[PageWrite, bytes]], limits: Limits) -> Published:
-    """See `Backend.publish`; each page comes with its value, as it is if the page is new."""
+
+def publish(
+    change: Change,
+    info: ScopeInfo,
+    pages: Sequence[tuple[PageWrite, Packed]],
+    limits: Limits,
+    flushes: int | None = None,
+) -> Published:
+    """See `Backend.publish`; each page comes with its head and body, as they are if the page is new."""
+    if flushes not in {None, change.state.flushes}:
+        return Published(refused={Refusal.FLUSHED: len(pages)} if pages else {})
     scope = change.make_scope(info)
     prefix = pack_prefix(scope.number, scope.epoch)
     ids = [prefix + page.key for page, _ in pages]
@@ -48,17 +57,15 @@ def publish(change: Change, info: ScopeInfo, pages: Sequence[tuple[PageWrite, by
 
 
 def _store(
-    change: Change, page: bytes, info: ScopeInfo, written: PageWrite, packed: bytes, limits: Limits
+    change: Change, page: bytes, info: ScopeInfo, written: PageWrite, packed: Packed, limits: Limits
 ) -> Refusal | None:
     records, meta = written.records, change.find(page)
     if meta:
-        data = change.txn.get(page, db=change.tables["data"])
-        stored = unpack_page(data) if data is not None else None
+        stored = _stored(change, page)
         if stored is None:
-            # Its head was altered: nothing in it can be told from anything else.
             take_damaged(change, page)
             meta = None
-        elif stored.tokens_digest != written.tokens_digest:
+        elif stored.head.tokens_digest != written.tokens_digest:
             return Refusal.COLLISION
         else:
             records = {**stored.records(), **records}
@@ -66,30 +73,50 @@ def _store(
     size_bytes = PAGE_OVERHEAD_BYTES + sum(map(len, records.values()))
     if size_bytes > min(limits.tenant_bytes, limits.budget_bytes):
         return Refusal.TOO_LARGE
-    growth, tenant = size_bytes - (meta.size_bytes if meta else 0), digest_name(info.tenant)
-    while change.tenant_bytes(tenant) + growth > limits.tenant_bytes:
-        if not change.drop_one(tenant):
-            return Refusal.QUOTA
-    while change.state.size_bytes + growth > limits.budget_bytes:
-        if not change.drop_one():
-            return Refusal.FULL
+    growth = size_bytes - (meta.size_bytes if meta else 0)
+    refusal = _make_room(change, digest_name(info.tenant), growth, limits)
+    if refusal:
+        return refusal
     if meta is None:
         meta = change.add(page, change.make_scope(info), written.parent)
     else:
         change.use([page])
     change.count(page, meta, growth)
     meta.size_bytes = size_bytes
-    change.txn.put(page, packed, db=change.tables["data"])
+    _put(change, page, packed)
     return None
 
 
-def take_damaged(change: Change, page: bytes) -> None:
-    """Take away a page whose head was altered, and count it."""
+def _make_room(change: Change, tenant: bytes, growth: int, limits: Limits) -> Refusal | None:
+    while change.tenant_bytes(tenant) + growth > limits.tenant_bytes:
+        if not change.drop_one(tenant):
+            return Refusal.QUOTA
+    while change.state.size_bytes + growth > limits.budget_bytes:
+        if not change.drop_one():
+            return Refusal.FULL
+    return None
+
+
+def _stored(change: Change, page: bytes) -> Stored | None:
+    head = change.txn.get(page, db=change.tables["heads"])
+    return unpack_page(head, change.txn.get(page, db=change.tables["bodies"]))
+
+
+def _put(change: Change, page: bytes, packed: Packed) -> None:
+    head, body = packed
+    change.txn.put(page, head, db=change.tables["heads"])
+    change.txn.put(page, body, db=change.tables["bodies"])
+
+
+def take_damaged(change: Change, page: bytes) -> bool:
+    """Take away and count a page that is not as it was written, but for its records; whether it was one."""
     meta = change.find(page)
-    data = change.txn.get(page, db=change.tables["data"])
-    if meta and (data is None or unpack_page(data) is None):
-        change.drop(page, meta)
-        change.state.quarantined += 1
+    if meta is None or _stored(change, page):
+        return False
+    # Nothing in it can be told from anything else.
+    change.drop(page, meta)
+    change.state.quarantined += 1
+    return True
 
 
 def quarantine(change: Change, name: bytes, key: bytes, record: str) -> bool:
@@ -98,13 +125,14 @@ def quarantine(change: Change, name: bytes, key: bytes, record: str) -> bool:
     if scope is None:
         return False
     page = pack_prefix(scope.number, scope.epoch) + key
-    meta, data = change.find(page), change.txn.get(page, db=change.tables["data"])
-    stored = unpack_page(data) if data is not None else None
-    if meta is None or stored is None or record not in stored.sizes:
+    meta, stored = change.find(page), _stored(change, page)
+    if meta is None or stored is None:
+        return take_damaged(change, page)
+    if record not in stored.head.sizes:
         return False
     records = stored.records()
     size_bytes = len(records.pop(record))
-    change.txn.put(page, pack_page(stored.tokens_digest, records), db=change.tables["data"])
+    _put(change, page, pack_page(stored.head.tokens_digest, records))
     change.count(page, meta, -size_bytes)
     meta.size_bytes -= size_bytes
     change.keep(page, meta)
@@ -115,6 +143,7 @@ def quarantine(change: Change, name: bytes, key: bytes, record: str) -> bool:
 def flush(change: Change, wanted: Mapping[str, str]) -> Reclaimed:
     """See `Backend.flush`; `wanted` has the fields of `ScopeInfo` that must fit."""
     pages = size_bytes = 0
+    change.state.flushes += 1
     for scope in change.all_scopes():
         if any(getattr(scope.info, name) != value for name, value in wanted.items()):
             continue
@@ -201,6 +230,17 @@ def put_anchor(change: Change, pool: AnchorPool, identity: str, data: bytes) -> 
         del sizes[victim], uses[victim]
         evicted.append(victim)
     return AnchorPut(stored=True, evicted=tuple(evicted))
+
+
+def quarantine_anchor(change: Change, pool: AnchorPool, identity: str) -> bool:
+    """See `Backend.quarantine_anchor`."""
+    scope = change.scope(pool.info.scope)
+    rows = _anchors(change, pool_prefix(scope.number, pool.slot))[0] if scope else {}
+    if identity not in rows:
+        return False
+    _drop_anchor(change, rows[identity])
+    change.state.quarantined += 1
+    return True
 
 
 def use_anchors(change: Change, pool: AnchorPool, identities: Sequence[str]) -> None:

@@ -8,17 +8,14 @@ from cache_store.backends.lmdb_layout import (
     Meta,
     Scope,
     State,
-    Stored,
     pack_prefix,
     unpack_number,
-    unpack_page,
-    unpack_scope_prefix,
 )
+from cache_store.backends.lmdb_page import unpack_page
 from cache_store.backends.lmdb_pages import pool_prefix
 from cache_store.backends.protocol import (
     AnchorPool,
     BackendStats,
-    Found,
     PageWrite,
     ScopeInfo,
     ScopeStats,
@@ -32,36 +29,12 @@ class View:
     """Reads of one transaction.
 
     Attributes:
-        seen: ids of the pages that were found, in the order asked.
-        damaged: ids of the pages whose heads were altered.
+        damaged: ids of pages that are not as they were written, but for their records.
     """
 
     def __init__(self, txn: "lmdb.Transaction[memoryview]", tables: Tables) -> None:
         self._txn, self._tables = txn, tables
-        self.seen: list[bytes] = []
         self.damaged: list[bytes] = []
-
-    def lookup(self, scope: bytes, keys: Sequence[bytes]) -> Found:
-        """See `Backend.lookup`."""
-        found = [self._page(page) for page in self._ids(scope, keys)]
-        digests = [page.tokens_digest if page else None for page in found] or [None] * len(keys)
-        sizes = [page.sizes if page else {} for page in found]
-        return Found(digests, 0, sizes.__getitem__)
-
-    def read(self, scope: bytes, wanted: Sequence[tuple[bytes, str]]) -> list[bytes | None]:
-        """See `Backend.read`."""
-        keys = list(dict.fromkeys(key for key, _ in wanted))
-        pages = {}
-        for key, page in zip(keys, self._ids(scope, keys), strict=False):
-            stored = self._page(page)
-            if stored:
-                pages[key] = (stored.data, stored.spans())
-        records: list[bytes | None] = []
-        for key, name in wanted:
-            data, spans = pages.get(key, (None, {}))
-            span = spans.get(name)
-            records.append(bytes(data[span[0] : span[1]]) if data is not None and span else None)
-        return records
 
     def anchors(self, pool: AnchorPool) -> dict[str, bytes]:
         """See `Backend.anchors`."""
@@ -111,25 +84,13 @@ class View:
         """Those pages that are still there, with all records."""
         found = []
         for page, parent in pages:
-            stored = self._page(page)
+            head = self._txn.get(page, db=self._tables["heads"])
+            stored = unpack_page(head, self._txn.get(page, db=self._tables["bodies"]))
             if stored:
-                found.append((info, PageWrite(page[8:], parent, stored.tokens_digest, stored.records())))
+                found.append((info, PageWrite(page[8:], parent, stored.head.tokens_digest, stored.records())))
+            elif head is not None:
+                self.damaged.append(page)
         return found
-
-    def _ids(self, scope: bytes, keys: Sequence[bytes]) -> list[bytes]:
-        packed = self._txn.get(scope, db=self._tables["scopes"])
-        if packed is None:
-            return []
-        prefix = unpack_scope_prefix(packed)
-        return [prefix + key for key in keys]
-
-    def _page(self, page: bytes) -> Stored | None:
-        data = self._txn.get(page, db=self._tables["data"])
-        if data is None:
-            return None
-        stored = unpack_page(data)
-        (self.seen if stored else self.damaged).append(page)
-        return stored
 
     def _rows(self, table: str, prefix: bytes) -> Iterator[tuple[bytes, memoryview]]:
         with self._txn.cursor(self._tables[table]) as cursor:

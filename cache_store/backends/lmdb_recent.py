@@ -1,7 +1,8 @@
 """Pages that were used and whose use is not written yet."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Sequence
+from itertools import chain, islice
 from typing import ClassVar
 
 
@@ -14,37 +15,48 @@ class Recent:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._used: dict[bytes, None] = {}
+        self._used: list[bytes] = []
+        # What was added since, as it came: putting it in order at once would cost every lookup.
+        self._added: list[Sequence[bytes]] = []
+        self._added_pages = 0
         self._damaged: set[bytes] = set()
-        self._since_s: float | None = None
-        self._asked = False
+        self._old = self._asked = False
 
-    def add(self, used: Iterable[bytes], damaged: Iterable[bytes]) -> None:
-        """Remember."""
+    def add(self, used: Sequence[bytes], damaged: Collection[bytes]) -> bool:
+        """Remember; `used` must not change afterwards. Whether all should be written now: once, until it was taken."""
         with self._lock:
-            for page in used:
-                self._used.pop(page, None)
-                self._used[page] = None
+            self._added.append(used)
+            self._added_pages += len(used)
+            if not damaged and self._added_pages < self.COUNT:
+                return False
             self._damaged.update(damaged)
-            while len(self._used) > self.MOST:
-                del self._used[next(iter(self._used))]
+            self._merge()
+            return self._ask(bool(self._damaged) or len(self._used) >= self.COUNT)
 
-    def is_due(self, now_s: float) -> bool:
-        """Whether it is old or large enough to be written; once, until it was taken."""
+    def is_old(self) -> bool:
+        """Whether anything waits since this was asked before, every `AGE_S`, and should be written; once, as `add`."""
         with self._lock:
-            if not self._used and not self._damaged:
-                return False
-            if self._since_s is None:
-                self._since_s = now_s
-            due = len(self._used) >= self.COUNT or self._damaged or now_s - self._since_s >= self.AGE_S
-            if not due or self._asked:
-                return False
-            self._asked = True
-            return True
+            self._merge()
+            old, self._old = self._old, bool(self._used)
+            return self._ask(old and bool(self._used))
 
     def take(self) -> tuple[list[bytes], list[bytes]]:
         """Used and damaged pages, to be written now."""
         with self._lock:
-            used, damaged = list(self._used), sorted(self._damaged)
-            self._used, self._damaged, self._since_s, self._asked = {}, set(), None, False
+            self._merge()
+            used, damaged = self._used, sorted(self._damaged)
+            self._used, self._damaged, self._old, self._asked = [], set(), False, False
             return used, damaged
+
+    def _ask(self, due: bool) -> bool:
+        due = due and not self._asked
+        self._asked |= due
+        return due
+
+    def _merge(self) -> None:
+        every = [*self._used, *chain.from_iterable(self._added)]
+        every.reverse()
+        # Each by its last use.
+        self._used = list(islice(dict.fromkeys(every), self.MOST))
+        self._used.reverse()
+        self._added, self._added_pages = [], 0

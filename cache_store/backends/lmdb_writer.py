@@ -43,8 +43,8 @@ class Writer:
 
     Args:
         begin: starts a transaction that writes.
-        idle: called when nothing was asked for `idle_s`, and after each change.
-        idle_s: how often.
+        idle: called whenever nothing was asked for `idle_s`.
+        idle_s: how long.
     """
 
     def __init__(self, begin: Begin, idle: Callable[[], None], idle_s: float) -> None:

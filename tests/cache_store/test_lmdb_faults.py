@@ -200,28 +200,6 @@ def test_a_flipped_byte_of_a_record_is_refused_when_it_is_read(folder: Path) -> 
     backend.close()
 
 
-@pytest.mark.parametrize("at", [0, 5, 36, 42, 60, 90], ids=lambda at: f"byte {at}")
-def test_a_flipped_byte_of_a_pages_head_makes_it_a_miss_that_is_counted(folder: Path, at: int) -> None:
-    pages = fill(folder, 3)
-    damaged = pages[1]
-    with (folder / "data.mdb").open("r+b") as file:
-        data = file.read()
-        head = data.index(damaged.tokens_digest) - 4
-        file.seek(head + at)
-        file.write(bytes([data[head + at] ^ 0x01]))
-    backend = LmdbBackend(folder, deadline_s=30)
-    found = backend.lookup(SCOPE.scope, [page.key for page in pages]).digests
-    assert [page is not None for page in found] == [True, False, True]
-    backend.publish(SCOPE, [damaged], ROOMY)
-    assert backend.stats().quarantined == 1
-    assert backend.read(SCOPE.scope, [(damaged.key, name) for name in damaged.records]) == list(
-        damaged.records.values()
-    )
-    backend.evict(2**30)
-    assert backend.stats().size_bytes == 0
-    backend.close()
-
-
 def test_bytes_flipped_anywhere_never_give_a_wrong_record(folder: Path) -> None:
     fill(folder, 20)
     whole, dice, read = (folder / "data.mdb").read_bytes(), random.Random(7), 0
