@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 
 Tables = Mapping[str, "lmdb._Database"]
 
+MAX_SCOPES = 4096
+"""Namespaces that stay known though they hold nothing."""
+
+_SWEPT_SCOPES = 50
+
 
 class Change:
     """Reads and writes of one transaction; nothing is there before `finish`.
@@ -65,7 +70,10 @@ class Change:
         for name, scope in self._scopes.items():
             self.txn.put(name, scope.pack(), db=self.tables["scopes"])
         for tenant, size_bytes in self._tenants.items():
-            self.txn.put(tenant, pack_number(size_bytes), db=self.tables["tenants"])
+            if size_bytes:
+                self.txn.put(tenant, pack_number(size_bytes), db=self.tables["tenants"])
+            else:
+                self.txn.delete(tenant, db=self.tables["tenants"])
         self.txn.put(b"state", self.state.pack(), db=self.tables["meta"])
 
     # Namespaces and tenants
@@ -80,13 +88,36 @@ class Change:
         return self._scopes[name]
 
     def make_scope(self, info: ScopeInfo) -> Scope:
-        """The namespace; a new one gets the next number."""
+        """The namespace; a new one gets the next number, and so does one that comes back after it was forgotten."""
         scope = self.scope(info.scope)
         if scope is None:
+            self._forget_some_scopes()
             self.state.scopes += 1
             scope = self._scopes[info.scope] = Scope(info, self.state.scopes)
             self.txn.put(pack_number(scope.number), info.scope, db=self.tables["scope_names"])
         return scope
+
+    def _forget_some_scopes(self) -> None:
+        """Beyond a number, look at the next few and forget those that hold nothing, of any epoch."""
+        if self.txn.stat(self.tables["scopes"])["entries"] < MAX_SCOPES:
+            return
+        rows: list[tuple[bytes, bytes]] = []
+        with self.txn.cursor(self.tables["scope_names"]) as cursor:
+            there = cursor.set_range(pack_number(self.state.swept + 1))
+            while there and len(rows) < _SWEPT_SCOPES:
+                rows.append((bytes(cursor.key()), bytes(cursor.value())))
+                there = cursor.next()
+        self.state.swept = unpack_number(rows[-1][0]) if there else 0
+        for number, name in rows:
+            # Those of this change may be about to hold something.
+            if name in self._scopes or self._holds_anything(unpack_number(number)):
+                continue
+            self.txn.delete(number, db=self.tables["scope_names"])
+            self.txn.delete(name, db=self.tables["scopes"])
+
+    def _holds_anything(self, number: int) -> bool:
+        pages = self.below(pack_prefix(number, 0)[:4], "pages")
+        return any(True for _ in pages) or any(True for _ in self.below(pack_number(number), "anchors"))
 
     def all_scopes(self) -> list[Scope]:
         """Every namespace."""

@@ -1,0 +1,135 @@
+"""Namespaces of an LMDB store that hold nothing are forgotten."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cache_store.backends import lmdb_change
+from cache_store.backends.lmdb import LmdbBackend
+from cache_store.backends.protocol import AnchorPool, ScopeInfo
+
+from .sample_pages import A2, A, B, chain, key, put, there
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MOST = 20
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> Iterator[LmdbBackend]:
+    opened = LmdbBackend(tmp_path / "store", deadline_s=30)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that remembers few namespaces."""
+    monkeypatch.setattr(lmdb_change, "MAX_SCOPES", MOST)
+
+
+def known(backend: LmdbBackend) -> set[bytes]:
+    return {scope.info.scope for scope in backend.stats().scopes}
+
+
+def rows(backend: LmdbBackend, table: str) -> int:
+    with backend._environment.view() as view:
+        return view.stat(backend._environment.tables[table])["entries"]
+
+
+def number(backend: LmdbBackend, scope: ScopeInfo) -> int:
+    with backend._environment.view() as view:
+        packed = view.get(scope.scope, db=backend._environment.tables["scopes"])
+        assert packed is not None
+        return int.from_bytes(packed[:4], "big")
+
+
+def make_empty(backend: LmdbBackend, count: int, prefix: str = "") -> None:
+    """Namespaces that hold nothing, such as salts make whose pages were refused."""
+    for one in range(count):
+        put(backend, [], scope=ScopeInfo(key(f"{prefix}{one}"), "salty", "m", "r"))
+
+
+@pytest.mark.usefixtures("few")
+def test_namespaces_without_anything_are_forgotten_beyond_a_number(backend: LmdbBackend) -> None:
+    # At a later epoch.
+    put(backend, chain(A, "old"))
+    backend.flush()
+    backend.evict(2**30)
+    put(backend, chain(A, "a", "b"))
+    backend.put_anchor(AnchorPool(B, "slot"), "anchor", b"x")
+    # Flushed, and not reclaimed yet.
+    put(backend, chain(A2, "c"), scope=A2)
+    backend.flush(model="large")
+    size_bytes = backend.stats().size_bytes
+    make_empty(backend, 10 * MOST)
+    assert {A.scope, A2.scope, B.scope} <= known(backend)
+    assert len(known(backend)) <= MOST + 3
+    assert rows(backend, "scope_names") == rows(backend, "scopes") == len(known(backend))
+    assert there(backend, A, "a", "b") == ["a", "b"]
+    assert backend.anchors(AnchorPool(B, "slot")) == {"anchor": b"x"}
+    assert backend.stats().size_bytes == size_bytes
+    assert backend.evict(2**30).pages == 3
+    assert backend.flush(tenant=B.tenant).pages == 0
+    make_empty(backend, 10 * MOST, "again")
+    assert known(backend).isdisjoint({A.scope, A2.scope, B.scope})
+    assert backend.stats().size_bytes == 0
+
+
+def test_up_to_that_number_none_is_forgotten(backend: LmdbBackend) -> None:
+    make_empty(backend, 10 * MOST)
+    assert len(known(backend)) == 10 * MOST
+
+
+@pytest.mark.usefixtures("few")
+def test_one_change_forgets_a_bounded_number(backend: LmdbBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lmdb_change, "MAX_SCOPES", 1000)
+    make_empty(backend, 300)
+    monkeypatch.setattr(lmdb_change, "MAX_SCOPES", MOST)
+    before = len(known(backend))
+    make_empty(backend, 1, "one more")
+    assert before - lmdb_change._SWEPT_SCOPES <= len(known(backend)) < before
+
+
+@pytest.mark.usefixtures("few")
+def test_many_that_hold_something_hide_none_that_does_not(
+    backend: LmdbBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lmdb_change, "_SWEPT_SCOPES", 3)
+    for one in range(MOST):
+        scope = ScopeInfo(key(f"full {one}"), "acme", "m", "r")
+        put(backend, chain(scope, f"page {one}"), scope=scope)
+    make_empty(backend, 5 * MOST)
+    assert len(known(backend)) < 3 * MOST
+    assert {key(f"full {one}") for one in range(MOST)} <= known(backend)
+
+
+@pytest.mark.usefixtures("few")
+def test_one_that_comes_back_is_new(backend: LmdbBackend) -> None:
+    put(backend, chain(A, "a", "b"))
+    before = number(backend, A)
+    backend.lookup(A.scope, [key("a")])
+    backend.lease(A.scope, [key("b")], "reader", None)
+    backend.flush()
+    backend.evict(2**30)
+    make_empty(backend, 10 * MOST)
+    assert A.scope not in known(backend)
+    assert backend.lookup(A.scope, [key("a")]).digests == [None]
+    assert put(backend, chain(A, "a")).pages == 1
+    assert number(backend, A) > before
+    assert backend.release("reader") == 0
+    assert there(backend, A, "a", "b") == ["a"]
+    assert backend.evict(2**30).pages == 1
+
+
+def test_a_tenant_that_holds_nothing_is_forgotten(backend: LmdbBackend) -> None:
+    put(backend, chain(A, "a"))
+    put(backend, chain(B, "b"), scope=B)
+    assert rows(backend, "tenants") == 2
+    backend.evict(1)
+    assert rows(backend, "tenants") == 1
+    assert there(backend, B, "b") == ["b"]
