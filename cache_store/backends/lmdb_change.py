@@ -54,6 +54,8 @@ class Change:
         self._scopes: dict[bytes, Scope] = {}
         self._names: dict[int, bytes] = {}
         self._tenants: dict[bytes, int] = {}
+        # By tenant, the first row of flushed pages that may be its own: a publish asks again and again.
+        self._flushed_from: dict[bytes, bytes] = {}
         self._end_leases()
 
     def finish(self) -> None:
@@ -231,9 +233,9 @@ class Change:
         self.drop(page, meta)
         return True
 
-    def below(self, prefix: bytes, table: str) -> Iterator[bytes]:
-        """Keys of a table that begin with `prefix`; each may be deleted before the next is asked for."""
-        key = prefix
+    def below(self, prefix: bytes, table: str, start: bytes = b"") -> Iterator[bytes]:
+        """Keys of a table that begin with `prefix`, from `start` on; each may be deleted before the next."""
+        key = max(prefix, start)
         while True:
             with self.txn.cursor(self.tables[table]) as cursor:
                 if not cursor.set_range(key):
@@ -245,7 +247,8 @@ class Change:
             key = found + b"\0"
 
     def _flushed_page(self, tenant: bytes) -> bytes | None:
-        for order in self.below(b"", "flushed"):
+        for order in self.below(b"", "flushed", self._flushed_from.get(tenant, b"")):
+            self._flushed_from[tenant] = order
             packed = self.txn.get(order, db=self.tables["flushed"])
             assert packed is not None
             prefix, owner = bytes(packed[:8]), bytes(packed[8:])

@@ -24,6 +24,9 @@ from cache_store.backends.protocol import (
     ScopeInfo,
 )
 
+PUBLISH_EVICTIONS = 1000
+"""Most pages that one publish takes away, so that it keeps its deadline; what then still has no room is refused."""
+
 _FOREVER = 2**64 - 1
 
 Packed = tuple[bytes, bytes]
@@ -89,10 +92,10 @@ def _store(
 
 def _make_room(change: Change, tenant: bytes, growth: int, limits: Limits) -> Refusal | None:
     while change.tenant_bytes(tenant) + growth > limits.tenant_bytes:
-        if not change.drop_one(tenant):
+        if change.gone_pages >= PUBLISH_EVICTIONS or not change.drop_one(tenant):
             return Refusal.QUOTA
     while change.state.size_bytes + growth > limits.budget_bytes:
-        if not change.drop_one():
+        if change.gone_pages >= PUBLISH_EVICTIONS or not change.drop_one():
             return Refusal.FULL
     return None
 

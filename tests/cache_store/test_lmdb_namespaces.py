@@ -1,4 +1,4 @@
-"""Namespaces of an LMDB store that hold nothing are forgotten."""
+"""Namespaces of an LMDB store that hold nothing are forgotten, and what one change does is bounded."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cache_store.backends import lmdb_change
+from cache_store.backends import lmdb_change, lmdb_pages
 from cache_store.backends.lmdb import LmdbBackend
-from cache_store.backends.protocol import AnchorPool, ScopeInfo
+from cache_store.backends.protocol import AnchorPool, Limits, Refusal, ScopeInfo
 
-from .sample_pages import A2, A, B, chain, key, put, there
+from .sample_pages import A2, A, B, chain, key, page, put, there
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,3 +133,53 @@ def test_a_tenant_that_holds_nothing_is_forgotten(backend: LmdbBackend) -> None:
     backend.evict(1)
     assert rows(backend, "tenants") == 1
     assert there(backend, B, "b") == ["b"]
+
+
+# What one change does
+
+
+@pytest.mark.parametrize("bound", [Refusal.FULL, Refusal.QUOTA])
+def test_a_far_smaller_bound_is_reached_publish_by_publish(
+    backend: LmdbBackend, monkeypatch: pytest.MonkeyPatch, bound: Refusal
+) -> None:
+    put(backend, [page(str(one), A.scope) for one in range(30)])
+    small = backend.stats().size_bytes // 30 * 4
+    limits = Limits(small, 2**30) if bound is Refusal.FULL else Limits(2**30, small)
+    monkeypatch.setattr(lmdb_pages, "PUBLISH_EVICTIONS", 10)
+    outcomes = [put(backend, chain(A, "x", "y"), limits) for _ in range(4)]
+    assert [outcome.evicted_pages for outcome in outcomes] == [10, 10, 8, 0]
+    refused = [dict(outcome.refused) for outcome in outcomes]
+    assert refused == [{bound: 2}, {bound: 2}, {}, {}]
+    assert there(backend, A, "x", "y") == ["x", "y"]
+
+
+def test_a_bound_that_is_reached_within_one_publish_takes_one(backend: LmdbBackend) -> None:
+    put(backend, [page(str(one), A.scope) for one in range(30)])
+    limits = Limits(backend.stats().size_bytes // 30 * 4, 2**30)
+    outcome = put(backend, chain(A, "x", "y"), limits)
+    assert (outcome.pages, outcome.evicted_pages) == (2, 28)
+
+
+def test_flushed_pages_of_other_tenants_are_passed_over_once_a_change(
+    backend: LmdbBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for one in range(40):
+        scope = ScopeInfo(key(str(one)), f"tenant {one}", "m", "r")
+        put(backend, chain(scope, f"page {one}"), scope=scope)
+    backend.flush()
+    put(backend, [page(str(one), A.scope) for one in range(20)])
+    backend.flush(tenant=A.tenant)
+    looked: list[str] = []
+    below = lmdb_change.Change.below
+
+    def counted(self: lmdb_change.Change, prefix: bytes, table: str, start: bytes = b"") -> Iterator[bytes]:
+        for found in below(self, prefix, table, start):
+            looked.append(table)
+            yield found
+
+    monkeypatch.setattr(lmdb_change.Change, "below", counted)
+    quota = Limits(2**30, 20 * backend.stats().size_bytes // 60)
+    outcome = put(backend, [page(f"new {one}", A.scope) for one in range(10)], quota)
+    assert (outcome.pages, outcome.evicted_pages) == (10, 10)
+    # One row of each other tenant, and the own one for each page.
+    assert looked.count("flushed") == 40 + 10
