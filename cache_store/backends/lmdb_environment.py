@@ -8,6 +8,7 @@ length nor LMDB's count of pages tells alone: a change lengthens the file first,
 import errno
 import os
 import shutil
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,31 +37,39 @@ def _is_full(path: Path) -> bool:
     return False
 
 
-def explain(path: Path, error: lmdb.Error | OSError) -> StoreUnavailableError:
-    """What LMDB or the system says of the store in `path`, as an error of ours."""
+FAILURES = (lmdb.Error, OSError, ArithmeticError, AssertionError, LookupError, ValueError, struct.error)
+"""What comes of a file, or of counters and lists in it that were altered: those carry no checksums."""
+
+
+def explain(path: Path, error: Exception) -> StoreUnavailableError:
+    """What one of `FAILURES` says of the store in `path`, as an error of ours."""
     if isinstance(error, OSError):
-        return StoreUnavailableError(f"{path}: {error.strerror}", "full" if error.errno in _NO_ROOM else "io")
-    if isinstance(error, lmdb.MapFullError):
-        message = f"{path} has reached map_bytes; make it larger, or the budget smaller"
-        return StoreUnavailableError(message, "full")
-    if isinstance(error, lmdb.MapResizedError):
+        message, reason = f"{path}: {error.strerror}", "full" if error.errno in _NO_ROOM else "io"
+    elif not isinstance(error, lmdb.Error):
+        message = f"{path} is damaged ({type(error).__name__}: {error}); delete the folder: the store fills again"
+        reason = "io"
+    elif isinstance(error, lmdb.MapFullError):
+        message, reason = f"{path} has reached map_bytes; make it larger, or the budget smaller", "full"
+    elif isinstance(error, lmdb.MapResizedError):
         message = f"{path} is larger than map_bytes: another process opened it with more; give all the same"
-        return StoreUnavailableError(message, "full")
-    if isinstance(error, lmdb.DiskError) or error.code in _NO_ROOM or (error.code == errno.EIO and _is_full(path)):
-        return StoreUnavailableError(f"no room on the disk of {path}", "full")
-    if "already open in this process" in str(error):
-        return StoreUnavailableError(f"{path} is already open in this process; share that backend", "refused")
-    message = f"{path} cannot be used ({error}); if it stays so, delete the folder: the store fills again"
-    return StoreUnavailableError(message, "io")
+        reason = "full"
+    elif isinstance(error, lmdb.DiskError) or error.code in _NO_ROOM or (error.code == errno.EIO and _is_full(path)):
+        message, reason = f"no room on the disk of {path}", "full"
+    elif "already open in this process" in str(error):
+        message, reason = f"{path} is already open in this process; share that backend", "refused"
+    else:
+        message = f"{path} cannot be used ({error}); if it stays so, delete the folder: the store fills again"
+        reason = "io"
+    return StoreUnavailableError(message, reason)
 
 
 @contextmanager
 def plain_errors(path: Path) -> Iterator[None]:
-    """Turn LMDB's errors into ours."""
+    """Turn failures into errors of ours."""
     try:
         yield
-    except (lmdb.Error, OSError) as error:
-        raise explain(path, error) from None
+    except FAILURES as error:
+        raise explain(path, error) from error
 
 
 class Environment:

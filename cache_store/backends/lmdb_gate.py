@@ -9,9 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import lmdb
-
-from cache_store.backends.lmdb_environment import explain
+from cache_store.backends.lmdb_environment import FAILURES, explain
 from cache_store.errors import ForeignProcessError, StoreUnavailableError
 
 
@@ -50,14 +48,14 @@ class Gate:
         """Be out.
 
         Raises:
-            StoreUnavailableError: in place of an error of LMDB's or of the system's.
+            StoreUnavailableError: in place of one of `FAILURES`.
         """
         with self._lock:
             self._inside -= 1
             if self._shut or self._closed:
                 self._changed.notify_all()
-        if error is not None and isinstance(error, lmdb.Error | OSError):
-            raise explain(self._path, error) from None
+        if error is not None and isinstance(error, FAILURES):
+            raise explain(self._path, error) from error
 
     def is_own(self) -> bool:
         """Whether this process opened the store."""

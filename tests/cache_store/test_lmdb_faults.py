@@ -233,6 +233,25 @@ def test_bytes_flipped_anywhere_never_give_a_wrong_record(folder: Path) -> None:
     assert read > 0
 
 
+@pytest.mark.parametrize("table", ["tenants", "pages", "scopes", "meta"])
+def test_altered_counters_are_an_error_with_its_remedy(folder: Path, table: str) -> None:
+    fill(folder, 1)
+    backend = LmdbBackend(folder, deadline_s=30)
+
+    def alter(txn: lmdb.Transaction[memoryview]) -> None:
+        row = backend._environment.tables[table]
+        with backend._environment.view() as view, view.cursor(row) as cursor:
+            keys = [bytes(key) for key, _ in cursor]
+        for key in keys:
+            txn.put(key, bytes(8), db=row)
+
+    backend._writer.change(alter, 30)
+    with pytest.raises(StoreUnavailableError, match=r"damaged.*delete the folder") as caught:
+        backend.stats() if table in {"scopes", "meta"} else backend.evict(2**30)
+    assert caught.value.reason == "io"
+    backend.close()
+
+
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
 def test_a_file_that_was_cut_off_is_refused_when_it_is_opened(folder: Path, part: float) -> None:
     fill(folder, 50)
