@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import astuple, dataclass, fields
+from functools import cached_property
 
 FORMAT_VERSION = 1
 """Version of keys and records; another one is another namespace."""
@@ -30,7 +31,7 @@ class Namespace:
     template: str
     salt: str = ""
 
-    @property
+    @cached_property
     def scope(self) -> bytes:
         """16 bytes that stand for the namespace and the format version, on every machine the same."""
         digest = hashlib.blake2b(digest_size=16, person=b"crossfill-scope")
