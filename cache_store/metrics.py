@@ -32,6 +32,7 @@ class Operation(StrEnum):
 
     OPEN = "open"
     MATCH = "match"
+    CHECK = "check"
     READ = "read"
     PUBLISH = "publish"
     LEASE = "lease"
@@ -62,13 +63,18 @@ class Drop(StrEnum):
 
 
 class FetchEnd(StrEnum):
-    """How a fetch ended. `busy`: refused, as many were in flight as may be; `failed`: a defect, which is logged."""
+    """How a fetch ended.
+
+    `busy`: refused, as many were in flight as may be; `flushed`: the store was flushed meanwhile; `failed`: a defect,
+    which is logged.
+    """
 
     DONE = "done"
     DEADLINE = "deadline"
     CANCELLED = "cancelled"
     BUSY = "busy"
     UNAVAILABLE = "unavailable"
+    FLUSHED = "flushed"
     FAILED = "failed"
 
 

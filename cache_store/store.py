@@ -80,6 +80,11 @@ class Store:
         self.metrics.count_lookups(hit, absent, len(pages) - hit - absent)
         return Coverage(tuple(pages), hits, found.flushes, found.sizes)
 
+    def is_current(self, namespace: Namespace, found: Coverage) -> bool:
+        """Whether the store was not flushed since; what was read before asking is then of one time. One round trip."""
+        with self.metrics.timed(Operation.CHECK):
+            return self._backend.lookup(namespace.scope, []).flushes == found.flushes
+
     def read(self, namespace: Namespace, wanted: Sequence[tuple[PageKey, str]]) -> list[Record | None]:
         """The records (page, name) in their order, each verified; None for those that are not there. One round trip.
 

@@ -33,7 +33,7 @@ class Fetch:
     """What one request gets from the store. Safe to use from several threads; nothing here waits unless it says so.
 
     Layers become ready in the order in which the computation will want them. A fetch that ended early keeps what had
-    come by then, except after `cancel`, which drops everything.
+    come by then, except after `cancel`, which drops everything. All of it was stored between the same two flushes.
     """
 
     def __init__(
@@ -167,7 +167,12 @@ class Fetcher:
             for layer, names in layers.items():
                 if not fetch._goes_on():
                     return
-                fetch._came(layer, self._read(namespace, coverage, names))
+                records = self._read(namespace, coverage, names)
+                # What came after a flush does not go with what was there before it.
+                if records and not self._store.is_current(namespace, coverage):
+                    fetch._finish(FetchEnd.FLUSHED)
+                    return
+                fetch._came(layer, records)
             fetch._finish(FetchEnd.DONE)
         except StoreError as error:
             self._failures.warn(f"{fetch.request_id}: the store did not answer: {error}")
