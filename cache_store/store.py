@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from cache_store.backends.opening import open_backend
 from cache_store.backends.protocol import AnchorPool, PageWrite, ScopeInfo
@@ -37,12 +38,22 @@ def scope_info(namespace: Namespace) -> ScopeInfo:
 
 
 def open_store(settings: StoreSettings, metrics: StoreMetrics) -> Store:
-    """The store that the settings name.
+    """The store that the settings name; the log says what is in it.
 
     Raises:
         StoreError: it cannot be opened.
     """
-    return Store(open_backend(settings.url, deadline_s=settings.deadline_s), settings.limits, metrics)
+    store = Store(open_backend(settings.url, deadline_s=settings.deadline_s), settings.limits, metrics)
+    try:
+        held = store.stats()
+    except BaseException:
+        store.close()
+        raise
+    # Not the URL: it may hold a password.
+    scheme, pages = urlsplit(settings.url).scheme, sum(scope.pages for scope in held.scopes)
+    budget = settings.budget_bytes
+    _log.info("the %s store holds %d pages, %d of at most %d bytes", scheme, pages, held.size_bytes, budget)
+    return store
 
 
 class Store:

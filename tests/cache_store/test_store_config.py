@@ -1,9 +1,16 @@
+import logging
+
 import pytest
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
+from cache_store.backends.memory import MemoryBackend
+from cache_store.backends.protocol import PageWrite
 from cache_store.config import StoreSettings
+from cache_store.errors import StoreUnavailableError
+from cache_store.keys import PAGE, page_keys
 from cache_store.metrics import StoreMetrics
+from cache_store.namespace import Namespace
 from cache_store.store import open_store
 
 
@@ -16,6 +23,33 @@ def test_the_defaults_are_an_embedded_store_whose_tenants_share_the_budget(tmp_p
     assert (folder / "var" / "store").is_dir()
     assert settings.limits.tenant_bytes == settings.limits.budget_bytes == settings.budget_bytes
     assert StoreSettings(tenant_bytes=2**21).limits.tenant_bytes == 2**21
+
+
+def test_the_log_says_what_a_store_that_is_opened_holds(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "crossfill.store")
+    settings = StoreSettings(url=f"lmdb://{tmp_path}/store", budget_bytes=2**21)
+    for pages in (0, 3):
+        store = open_store(settings, StoreMetrics(CollectorRegistry()))
+        size_bytes = store.stats().size_bytes
+        assert caplog.messages[-1] == f"the lmdb store holds {pages} pages, {size_bytes} of at most 2097152 bytes"
+        namespace = Namespace("acme", "small", "r1", "tokenizer", "template")
+        keys = page_keys(namespace.scope, range(3 * PAGE))
+        store.write(namespace, [PageWrite(page.key, page.parent, page.tokens_digest, {}) for page in keys])
+        store.close()
+    assert size_bytes > 0
+
+
+def test_a_store_that_does_not_answer_when_it_is_opened_is_closed_again(monkeypatch):
+    closed = []
+
+    def unavailable(_):
+        raise StoreUnavailableError("away", "timeout")
+
+    monkeypatch.setattr(MemoryBackend, "stats", unavailable)
+    monkeypatch.setattr(MemoryBackend, "close", lambda _: closed.append(True))
+    with pytest.raises(StoreUnavailableError):
+        open_store(StoreSettings(url="memory://"), StoreMetrics(CollectorRegistry()))
+    assert closed == [True]
 
 
 @pytest.mark.parametrize(
