@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -70,11 +71,15 @@ def steps(call: Callable[[], int]) -> tuple[int, Counter[str]]:
             counted[getattr(argument, "__qualname__", repr(argument))] += 1
 
     before = sys.getprofile()
+    # What is collected meanwhile would be work of something else.
+    gc.collect()
+    gc.disable()
     sys.setprofile(count)
     try:
         result = call()
     finally:
         sys.setprofile(before)
+        gc.enable()
     return result, counted
 
 
