@@ -34,7 +34,7 @@ def true_page(name: str, parent: bytes) -> PageWrite:
 def publish_for_ever(folder: Path) -> None:
     """Publish chains of pages into a small budget, so that others go, until somebody ends this process."""
     backend = LmdbBackend(folder, deadline_s=30)
-    limits, number = Limits(2**20, 2**20), 0
+    limits, number = Limits(2**20, 2**30), 0
     while True:
         parent, pages = SCOPE.scope, []
         for _ in range(8):

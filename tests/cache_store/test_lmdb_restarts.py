@@ -106,7 +106,7 @@ def test_a_budget_that_was_lowered_between_two_runs_is_kept_by_the_first_publish
     backend.publish(SCOPE, chain(range(1000)), ROOMY)
     before = backend.stats().size_bytes
     backend.close()
-    lower = Limits(before // 10, before // 10)
+    lower = Limits(before // 10, 2**30)
     backend = LmdbBackend(folder, deadline_s=30)
     assert backend.stats().size_bytes == before
     (new,) = chain(range(5000, 5001))
