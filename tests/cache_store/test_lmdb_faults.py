@@ -202,11 +202,11 @@ def test_a_flipped_byte_of_a_record_is_refused_when_it_is_read(folder: Path) -> 
 
 def test_bytes_flipped_anywhere_never_give_a_wrong_record(folder: Path) -> None:
     fill(folder, 20)
-    whole, dice, read = (folder / "data.mdb").read_bytes(), random.Random(7), 0
+    whole, dice, read, refused = (folder / "data.mdb").read_bytes(), random.Random(7), 0, 0
     check = (
         "import sys; from pathlib import Path; from cache_store.backends.lmdb import LmdbBackend\n"
         "from cache_store.errors import *; from cache_store.records import *\n"
-        "count = 0\n"
+        "count = refused = 0\n"
         "try:\n"
         "    backend = LmdbBackend(Path(sys.argv[1]), deadline_s=30)\n"
         "    for _, page in backend.scan():\n"
@@ -216,10 +216,10 @@ def test_bytes_flipped_anywhere_never_give_a_wrong_record(folder: Path) -> None:
         "                decode(data, kind=Kind.MASS, layer=layer, tokens_digest=page.tokens_digest)\n"
         "                count += 1\n"
         "            except (RecordRefusedError, KeyError):\n"
-        "                pass\n"
+        "                refused += 1\n"
         "except StoreError:\n"
         "    pass\n"
-        "print(count)\n"
+        "print(count, refused)\n"
     )
     for _ in range(8):
         altered = bytearray(whole)
@@ -229,8 +229,9 @@ def test_bytes_flipped_anywhere_never_give_a_wrong_record(folder: Path) -> None:
         result = subprocess.run([sys.executable, "-c", check, str(folder)], check=False, capture_output=True, text=True)
         # LMDB's own pages carry no checksums: a process may end by a signal, but not by an error of Python's.
         assert result.returncode <= 0, result.stderr
-        read += int(result.stdout or 0)
-    assert read > 0
+        counts = [int(word) for word in result.stdout.split()] or [0, 0]
+        read, refused = read + counts[0], refused + counts[1]
+    assert (read > 0, refused > 0) == (True, True)
 
 
 @pytest.mark.parametrize("table", ["tenants", "pages", "scopes", "meta"])

@@ -254,7 +254,7 @@ class Traffic:
 
     def __init__(self, store, namespace, made):
         self.store, self.namespace, self.made = store, namespace, made
-        self.published, self.wrong, self.stopped = [], [], threading.Event()
+        self.published, self.right, self.wrong, self.stopped = [], 0, [], threading.Event()
         work = [partial(self.publish, 0), partial(self.publish, 1), self.look]
         self.threads = [threading.Thread(target=target) for target in work]
         for thread in self.threads:
@@ -284,7 +284,9 @@ class Traffic:
                 pages = self.store.match(self.namespace, [number] * (2 * PAGE)).pages
                 found = self.store.read(self.namespace, [(page, "mass/0") for page in pages])
                 right = [page.key + b"mass/0" for page in pages]
-                self.wrong += [one for one, want in zip(found, right, strict=True) if one and one.payload != want]
+                there = [(one, want) for one, want in zip(found, right, strict=True) if one]
+                self.wrong += [one for one, want in there if one.payload != want]
+                self.right += len(there)
 
 
 def test_nothing_from_before_a_flush_is_served_after_it_whatever_else_runs(store, namespace, made):
@@ -299,6 +301,7 @@ def test_nothing_from_before_a_flush_is_served_after_it_whatever_else_runs(store
     traffic.stop()
     assert served == []
     assert traffic.wrong == []
+    assert traffic.right > 0, "what is stored between two flushes was read"
     # The control: what is published after a flush is served.
     traffic.publish_one(1)
     assert traffic.served(1)
