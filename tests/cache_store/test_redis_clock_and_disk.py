@@ -125,8 +125,10 @@ def test_a_server_whose_clock_jumps_evicts_in_the_order_of_use(
     for name, seconds in (("a", 10 * DAY_S), ("b", -10 * DAY_S), ("c", 5 * DAY_S), ("d", 0)):
         jump(seconds)
         put(backend, [page(name, A.scope)])
-    backend.lookup(A.scope, [key("b")])
-    for left in ("bcd", "bd", "b", ""):
+    for name, seconds in (("c", 20 * DAY_S), ("b", -20 * DAY_S)):
+        jump(seconds)
+        backend.lookup(A.scope, [key(name)])
+    for left in ("bcd", "bc", "b", ""):
         jump(len(left) * DAY_S)
         backend.evict(1)
         assert there(backend, A, *"abcd") == list(left)
