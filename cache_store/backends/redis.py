@@ -25,17 +25,21 @@ from cache_store.backends.protocol import (
     Published,
     Reclaimed,
     ScopeInfo,
+    ScopeStats,
 )
 from cache_store.backends.redis_address import parse_address
 from cache_store.backends.redis_faults import ACCESS_REFUSED
 from cache_store.backends.redis_link import Argument, RedisLink
-from cache_store.backends.redis_publish import GENERATION_BYTES, publish_pages
-from cache_store.backends.redis_read import LOOKUP_PAGES, RedisReader, parts_of
+from cache_store.backends.redis_publish import GENERATION_BYTES, Publisher
+from cache_store.backends.redis_read import RedisReader, parts_of
 from cache_store.backends.redis_scripts import load_script
 from cache_store.backends.redis_upkeep import delete_orphans, scan_pages
-from cache_store.errors import StoreUnavailableError, StoreUrlError
+from cache_store.errors import StoreError, StoreUnavailableError, StoreUrlError
 
 Value = TypeVar("Value")
+
+LEASE_PAGES = 256
+"""Pages of one run of a script that leases."""
 
 _UNBOUNDED = 1 << 53
 _LOG = logging.getLogger(__name__)
@@ -44,7 +48,8 @@ _LOG = logging.getLogger(__name__)
 class RedisBackend:
     """A store in Redis 6 or newer, or Valkey. Safe to use from several threads and processes.
 
-    Each operation keeps the deadline as a whole; `evict`, `scan` and `compact` keep it for each of their steps.
+    Each operation keeps the deadline as a whole; `flush`, `release`, `stats`, `evict`, `scan` and `compact`, which run
+    in as many parts as it takes, keep it for each of them.
     """
 
     def __init__(self, link: RedisLink) -> None:
@@ -81,7 +86,8 @@ class RedisBackend:
         shown = self._link.address.shown
         try:
             memory = self._link.ask([("INFO", "memory")])[0]
-            self.stats()
+            # Nothing is marked as used, but a store of another version, or a replica, says so.
+            self._run(int, "touch", b"", b"", "", "")
         except StoreUnavailableError as error:
             if isinstance(error.__cause__, ACCESS_REFUSED):
                 raise StoreUrlError(f"{shown}: the server refuses the user or password, or a command") from error
@@ -115,25 +121,35 @@ class RedisBackend:
         self, info: ScopeInfo, pages: Sequence[PageWrite], limits: Limits, flushes: int | None = None
     ) -> Published:
         """See `Backend.publish`."""
+        publisher = Publisher(self._link, info, limits, flushes)
         with self._link.operation():
-            return publish_pages(self._link, info, pages, limits)
+            published = publisher.publish(pages, self._reader.recent.take())
+        self._reader.remember_generation(info.scope, publisher.generation)
+        return published
 
     def lease(self, scope: bytes, keys: Sequence[bytes], holder: str, ttl_s: float | None) -> int:
         """See `Backend.lease`."""
         ttl_ms = -1 if ttl_s is None else max(0, math.ceil(ttl_s * 1000))
         script, distinct = load_script("lease"), list(dict.fromkeys(keys))
-        parts = [b"".join(part) for part in parts_of(distinct, LOOKUP_PAGES)]
+        parts = [b"".join(part) for part in parts_of(distinct, LEASE_PAGES)]
         replies = self._link.run_all([(script, (scope, part, holder, ttl_ms)) for part in parts])
         return self._link.understood(lambda: sum(map(int, replies)))
 
     def release(self, holder: str) -> int:
-        """See `Backend.release`."""
-        return self._run(int, "release", holder)
+        """See `Backend.release`. Several scripts if it holds many."""
+        released, cursor, done = 0, b"0", False
+        while not done:
+            pages, cursor, done = self._run(_in_part, "release", holder, cursor)
+            released += pages
+        return released
 
     def flush(self, *, tenant: str | None = None, model: str | None = None, revision: str | None = None) -> Reclaimed:
-        """See `Backend.flush`."""
-        wanted = ("" if value is None else f"={value}" for value in (tenant, model, revision))
-        return Reclaimed(*self._run(_whole_numbers, "flush", *wanted))
+        """See `Backend.flush`. The first script makes everything a miss; others end leases and count."""
+        wanted = ["" if value is None else f"={value}" for value in (tenant, model, revision)]
+        number, done, pages, size_bytes = b"", 0, 0, 0
+        while not done:
+            number, done, pages, size_bytes = self._run(_of_flush, "flush", number, *wanted)
+        return Reclaimed(pages, size_bytes)
 
     def evict(self, size_bytes: int) -> Reclaimed:
         """See `Backend.evict`. Several scripts if much must go."""
@@ -141,6 +157,7 @@ class RedisBackend:
 
     def _evict(self, size_bytes: int, *, before: int) -> Reclaimed:
         pages, freed, more = 0, 0, True
+        self._link.run_all(self._reader.recent.take())
         while more and freed < size_bytes:
             gone, size, again = self._run(_whole_numbers, "evict", size_bytes - freed, before)
             pages, freed, more = pages + gone, freed + size, again > 0
@@ -151,8 +168,14 @@ class RedisBackend:
         return self._run(int, "quarantine", scope, key, name) > 0
 
     def stats(self) -> BackendStats:
-        """See `Backend.stats`. The store keeps its sums, so nothing is counted."""
-        return self._run(codec.unpack_stats, "stats")
+        """See `Backend.stats`. The store keeps its sums, so nothing is counted; in parts if it has many scopes."""
+        scopes: dict[bytes, ScopeStats] = {}
+        cursor, more, sums = b"0", True, (0, 0, 0)
+        while more:
+            cursor, more, sums, found = self._run(codec.unpack_stats, "stats", cursor)
+            # While it iterates over a table that grows, the server may name a scope twice.
+            scopes |= {stats.info.scope: stats for stats in found}
+        return BackendStats(list(scopes.values()), *sums)
 
     def scan(self) -> Iterator[tuple[ScopeInfo, PageWrite]]:
         """See `Backend.scan`. Does not count as use; pages that come or go meanwhile may be missing."""
@@ -184,14 +207,32 @@ class RedisBackend:
             *("anchors", pool.info.scope, pool.slot),
         )
 
+    def quarantine_anchor(self, pool: AnchorPool, identity: str) -> bool:
+        """See `Backend.quarantine_anchor`."""
+        return self._run(int, "anchor_quarantine", pool.info.scope, pool.slot, identity) > 0
+
     def use_anchors(self, pool: AnchorPool, identities: Sequence[str]) -> None:
         """See `Backend.use_anchors`."""
         self._run(int, "anchor_use", pool.info.scope, pool.slot, *identities)
 
     def close(self) -> None:
-        """See `Backend.close`."""
+        """See `Backend.close`. Tells the server first what was used."""
+        try:
+            self._link.run_all(self._reader.recent.take())
+        except StoreError as error:
+            _LOG.info("%s: which pages were used last stays unknown to it: %s", self._link.address.shown, error)
         self._link.close()
 
 
 def _whole_numbers(reply: Sequence[Any]) -> tuple[int, ...]:
     return tuple(map(int, reply))
+
+
+def _in_part(reply: Sequence[Any]) -> tuple[int, bytes, bool]:
+    number, cursor, done = reply
+    return int(number), cursor, int(done) > 0
+
+
+def _of_flush(reply: Sequence[Any]) -> tuple[bytes, int, int, int]:
+    number, done, pages, size_bytes = reply
+    return number, int(done), int(pages), int(size_bytes)

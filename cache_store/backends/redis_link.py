@@ -25,6 +25,7 @@ MAX_CONNECTIONS = 32
 
 Argument = bytes | str | int | float
 Command = tuple[Argument, ...]
+Call = tuple[Script, Command]
 Value = TypeVar("Value")
 
 
@@ -79,24 +80,30 @@ class RedisLink:
         """The reply of one script."""
         return self.run_all([(script, arguments)])[0]
 
-    def run_all(self, calls: Sequence[tuple[Script, Command]]) -> list[Any]:
+    def run_all(self, calls: Sequence[Call]) -> list[Any]:
         """The replies of several scripts in one round trip (two if the server does not know one yet).
 
         Raises:
             StoreUnavailableError: the server refused, broke off, or did not answer in time.
             StoreVersionError: the store there is of another version.
         """
-        if not calls:
+        return self.run_after((), calls)
+
+    def run_after(self, commands: Sequence[Command | bytes], calls: Sequence[Call]) -> list[Any]:
+        """The replies to plain commands and to the scripts that run after them, not at once; as `run_all`."""
+        scripts: list[Command] = [
+            ("EVALSHA", script.digest, 1, self.address.root, *arguments) for script, arguments in calls
+        ]
+        if not commands and not scripts:
             return []
-        commands = [("EVALSHA", script.digest, 1, self.address.root, *arguments) for script, arguments in calls]
-        replies = self.ask(commands)
-        unknown = [at for at, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        replies = self.ask([*commands, *scripts])
+        unknown = [at for at, reply in enumerate(replies[len(commands) :]) if isinstance(reply, NoScriptError)]
         if unknown:
             # A restart or SCRIPT FLUSH. A script that is not known did nothing, so the others need no repetition.
             texts = {calls[at][0].text for at in unknown}
-            again = self.ask([*(("SCRIPT", "LOAD", text) for text in texts), *(commands[at] for at in unknown)])
+            again = self.ask([*(("SCRIPT", "LOAD", text) for text in texts), *(scripts[at] for at in unknown)])
             for at, reply in zip(unknown, again[len(texts) :], strict=True):
-                replies[at] = reply
+                replies[len(commands) + at] = reply
         for reply in replies:
             if isinstance(reply, RedisError):
                 raise explain(reply, self.address) from reply
@@ -127,13 +134,15 @@ class RedisLink:
         for call in calls:
             script: Command = ("EVALSHA", call.script.digest, 1, self.address.root, *call.arguments)
             inner = (*call.before, script, *call.after)
-            commands += [("MULTI",), *inner, ("EXEC",)]
-            lengths.append(len(inner) + 2)
+            # A script alone is a transaction.
+            whole = (("MULTI",), *inner, ("EXEC",)) if len(inner) > 1 else inner
+            commands += whole
+            lengths.append(len(whole))
         replies, at, results = self.ask(commands), len(first), list[Sequence[Any]]()
         for length in lengths:
             queued, result = replies[at : at + length - 1], replies[at + length - 1]
             # A transaction that was not run says only that; why, says the command that was refused.
-            results.append(result if isinstance(result, list) else [*queued, result])
+            results.append(result if queued and isinstance(result, list) else [*queued, result])
             at += length
         return results
 
@@ -148,8 +157,8 @@ class RedisLink:
             raise explain(reply, self.address) from reply
         return reply
 
-    def ask(self, commands: Sequence[Command]) -> list[Any]:
-        """The replies to commands, in one round trip; a command's error is its reply.
+    def ask(self, commands: Sequence[Command | bytes]) -> list[Any]:
+        """The replies to commands (bytes are packed already), in one round trip; a command's error is its reply.
 
         Raises:
             StoreUnavailableError: the server refused, broke off, or did not answer in time.
@@ -167,15 +176,17 @@ class RedisLink:
         except StoreUnavailableError as error:
             # Another node of a cluster may have taken over.
             self._stale = True
-            if error.reason == "timeout":
-                self.breaker.fail()
-            else:
+            if error.reason != "timeout":
                 self.breaker.succeed()
+            elif not self._deadline.answered:
+                # What spends its time on many questions that are answered (to evict for a publish) is not hung.
+                self.breaker.fail()
             raise
         self.breaker.succeed()
+        self._deadline.answered = True
         return replies
 
-    def _ask_within(self, commands: Sequence[Command]) -> list[Any]:
+    def _ask_within(self, commands: Sequence[Command | bytes]) -> list[Any]:
         if not self._places.acquire(timeout=self._deadline.left_s()):
             raise unavailable(self.address, "timeout", f"all {MAX_CONNECTIONS} connections are in use")
         try:
@@ -298,12 +309,14 @@ def _has(reply: Sequence[Any], kind: type[Exception]) -> bool:
     return any(isinstance(value, kind) for value in reply)
 
 
-def _exchange(pool: ConnectionPool, commands: Sequence[Command]) -> list[Any]:
+def _exchange(pool: ConnectionPool, commands: Sequence[Command | bytes]) -> list[Any]:
     connection: Connection = pool.get_connection()
     complete = False
     try:
-        # redis-py gives these no types.
-        packed = connection.pack_commands(commands)  # type: ignore[no-untyped-call]
+        packed: list[bytes] = []
+        for command in commands:
+            # redis-py gives these no types.
+            packed += [command] if isinstance(command, bytes) else connection.pack_command(*command)  # type: ignore[no-untyped-call]
         # One long piece: a system call for each argument takes longer than to copy it.
         connection.send_packed_command([b"".join(packed)])  # type: ignore[no-untyped-call]
         replies = [_reply(connection) for _ in commands]

@@ -8,7 +8,8 @@ from typing import Any
 
 from cache_store.backends.protocol import Limits, PageWrite, Published, Refusal, ScopeInfo
 from cache_store.backends.redis_codec import pack_page, pack_scope
-from cache_store.backends.redis_link import RedisLink, Together
+from cache_store.backends.redis_link import Call, RedisLink, Together
+from cache_store.backends.redis_recent import TOUCH_PAGES, touch_call
 from cache_store.backends.redis_scripts import load_script
 
 CHUNK_PAGES, CHUNK_BYTES = 64, 1 << 20
@@ -32,57 +33,81 @@ Packed = tuple[bytes, bytes, bytes]
 Chunk = tuple[int, list[Packed]]
 
 
-def publish_pages(link: RedisLink, info: ScopeInfo, pages: Sequence[PageWrite], limits: Limits) -> Published:
-    """Store pages in order (`Backend.publish`)."""
-    packed = [(page.key, *pack_page(page)) for page in pages]
-    fitting = [page for page in packed if len(page[2]) <= MAX_PAGE_BYTES]
-    sums = Counter({Refusal.TOO_LARGE.value: len(packed) - len(fitting)})
-    chunks = list(_chunks(fitting)) or [(0, [])]
-    tick = _ALL_IN_ONE
-    if len(chunks) > 1:
-        tick = link.run(load_script("begin"), info.scope, b"".join(page[0] for page in fitting))
-    while chunks:
-        batch, chunks = _batch(chunks)
-        calls = [_call(link.address.root, info, limits, (tick, len(fitting) + at), chunk) for at, chunk in batch]
-        again: list[Chunk] = []
-        for (offset, chunk), (reply, _) in zip(batch, link.run_together(calls), strict=True):
-            done, tick = link.understood(_Outcome(sums, reply).count)
-            if done < len(chunk):
-                # So much must go to make room that it would hold up the server; it goes on with the next run.
-                again.append((offset + done, chunk[done:]))
-        chunks = again + chunks
-    return _published(sums)
+class Publisher:
+    """Stores pages of one call (`Backend.publish`).
 
+    Args:
+        link: the store's server.
+        info: the namespace.
+        limits: that are kept.
+        flushes: what is refused if the store was flushed since this number; None to store in any case.
+    """
 
-def _call(root: bytes, info: ScopeInfo, limits: Limits, times: tuple[int, int], chunk: list[Packed]) -> Together:
-    # An id for each part: if a flush comes between two, the second must not use what the first began.
-    fresh = secrets.token_bytes(GENERATION_BYTES)
-    head = (info.scope, info.tenant, pack_scope(info), fresh, limits.budget_bytes, limits.tenant_bytes, *times)
-    staged = root + b":x:" + fresh
-    return Together(
-        load_script("publish"),
-        (*head, *chain.from_iterable((key, entry) for key, entry, _ in chunk)),
-        before=tuple(
-            ("SET", staged + str(place).encode(), data, "PX", STAGED_MS)
-            for place, (_, _, data) in enumerate(chunk, start=1)
-        ),
-    )
+    def __init__(self, link: RedisLink, info: ScopeInfo, limits: Limits, flushes: int | None) -> None:
+        self._link, self._info, self._limits, self._flushes = link, info, limits, flushes
+        self.generation = b""
+        """Of the scope, afterwards; empty if nothing was stored."""
+
+    def publish(self, pages: Sequence[PageWrite], first: Sequence[Call]) -> Published:
+        """Store pages in order, after the calls that come first."""
+        packed = [(page.key, *pack_page(page)) for page in pages]
+        fitting = [page for page in packed if len(page[2]) <= MAX_PAGE_BYTES]
+        sums = Counter({Refusal.TOO_LARGE.value: len(packed) - len(fitting)})
+        chunks = list(_chunks(fitting)) or [(0, [])]
+        tick = _ALL_IN_ONE
+        if len(chunks) > 1:
+            *_, tick = self._link.run_all([*first, (load_script("begin"), (len(fitting),))])
+            first = [
+                touch_call(self._info.scope, [page[0] for page in part], before=tick + at, flushes=self._flushes)
+                for at, part in _parts(fitting, TOUCH_PAGES)
+            ]
+        before = [Together(*call) for call in first]
+        while chunks:
+            batch, chunks = _batch(chunks)
+            calls = [self._call((tick, len(fitting) + at), chunk) for at, chunk in batch]
+            replies = self._link.run_together([*before, *calls])[len(before) :]
+            before = []
+            again: list[Chunk] = []
+            for (offset, chunk), (reply, _) in zip(batch, replies, strict=True):
+                done, tick, self.generation = self._link.understood(_Outcome(sums, reply).count)
+                if done < len(chunk):
+                    # So much must go to make room that it would hold up the server; it goes on with the next run.
+                    again.append((offset + done, chunk[done:]))
+            chunks = again + chunks
+        return _published(sums)
+
+    def _call(self, times: tuple[int, int], chunk: list[Packed]) -> Together:
+        # An id for each part: if a flush comes between two, the second must not use what the first began.
+        fresh = secrets.token_bytes(GENERATION_BYTES)
+        info, limits = self._info, self._limits
+        flushes = "" if self._flushes is None else self._flushes
+        head = (info.scope, info.tenant, pack_scope(info), fresh, limits.budget_bytes, limits.tenant_bytes)
+        staged = self._link.address.root + b":x:" + fresh
+        return Together(
+            load_script("publish"),
+            (*head, *times, flushes, *chain.from_iterable((key, entry) for key, entry, _ in chunk)),
+            before=tuple(
+                ("SET", staged + str(place).encode(), data, "PX", STAGED_MS)
+                for place, (_, _, data) in enumerate(chunk, start=1)
+            ),
+        )
 
 
 class _Outcome:
     def __init__(self, sums: Counter[str], reply: Any) -> None:
         self._sums, self._reply = sums, reply
 
-    def count(self) -> tuple[int, int]:
-        """Add the reply of `publish.lua` to the sums; pages done, and the call's tick."""
-        done, pages, size, full, quota, too_large, collision, evicted, evicted_bytes, tick = map(int, self._reply)
+    def count(self) -> tuple[int, int, bytes]:
+        """Add the reply of `publish.lua` to the sums; pages done, the call's tick, and the generation."""
+        *numbers, generation = self._reply
+        done, pages, size, full, quota, too_large, collision, flushed, evicted, evicted_bytes, tick = map(int, numbers)
         self._sums.update(pages=pages, size_bytes=size, evicted_pages=evicted, evicted_bytes=evicted_bytes)
-        refused = zip(_REFUSALS, (full, quota, too_large, collision), strict=True)
+        refused = zip(_REFUSALS, (full, quota, too_large, collision, flushed), strict=True)
         self._sums.update({reason.value: number for reason, number in refused})
-        return done, tick
+        return done, tick, generation
 
 
-_REFUSALS = (Refusal.FULL, Refusal.QUOTA, Refusal.TOO_LARGE, Refusal.COLLISION)
+_REFUSALS = (Refusal.FULL, Refusal.QUOTA, Refusal.TOO_LARGE, Refusal.COLLISION, Refusal.FLUSHED)
 
 
 def _published(sums: Counter[str]) -> Published:
@@ -93,6 +118,11 @@ def _published(sums: Counter[str]) -> Published:
         evicted_pages=sums["evicted_pages"],
         evicted_bytes=sums["evicted_bytes"],
     )
+
+
+def _parts(pages: Sequence[Packed], size: int) -> Iterator[tuple[int, Sequence[Packed]]]:
+    for at in range(0, len(pages), size):
+        yield at, pages[at : at + size]
 
 
 def _chunks(pages: Sequence[Packed]) -> Iterator[Chunk]:

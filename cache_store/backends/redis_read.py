@@ -1,13 +1,17 @@
 """Looking up and reading pages in Redis, each in one round trip."""
 
+import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from threading import Lock
 
 from cache_store.backends import redis_codec as codec
 from cache_store.backends.protocol import Found
 from cache_store.backends.redis_link import RedisLink, Together
+from cache_store.backends.redis_recent import Recent
 from cache_store.backends.redis_scripts import load_script
+from cache_store.keys import DIGEST_BYTES
 
 LOOKUP_PAGES = 1024
 """Pages of one run of a script that only looks; longer calls are several runs in one round trip."""
@@ -18,13 +22,19 @@ READ_PAGES = 64
 GUESSES = 1024
 """Scopes of which is remembered what their pages have."""
 
+# Generation, number of flushes, and in parts what the index knows of each page.
+_Looked = tuple[bytes, bytes, Sequence[Sequence[bytes | None]]]
+
 
 class RedisReader:
     """Looks up and reads, and remembers of each scope how its pages looked last.
 
-    A page of which all records are wanted is asked for as it lies, beside the script that says whether it is still
-    there and of that form. If the guess was wrong the script gives the records itself, so a wrong guess costs time and
-    nothing else.
+    A lookup is a plain command that looks into the generation it saw last, and a small script that says whether that
+    was still the right one; else it asks once more, by a script that finds the generation. A page of which all records
+    are wanted is asked for as it lies, beside the script that says whether it is still there and of that form. So a
+    wrong guess costs time and nothing else.
+
+    The server is told later that pages were used (`Recent`): by whoever makes room before that, else by and by.
     """
 
     def __init__(self, link: RedisLink) -> None:
@@ -32,33 +42,64 @@ class RedisReader:
         self._lock = Lock()
         # Generation and names of records, by scope; the least recently seen first.
         self._seen: OrderedDict[bytes, tuple[bytes, tuple[str, ...]]] = OrderedDict()
+        self.recent = Recent()
 
     def lookup(self, scope: bytes, keys: Sequence[bytes]) -> Found:
         """See `Backend.lookup`."""
-        script = load_script("lookup")
-        replies = self._link.run_all([(script, (scope, b"".join(part))) for part in parts_of(keys, LOOKUP_PAGES)])
-        found = self._link.understood(lambda: [page for reply in replies for page in self._found(scope, *reply)])
-        digests = [page.tokens_digest if page else None for page in found]
-        return Found(digests, 0, lambda index: page.sizes if (page := found[index]) else {})
-
-    def _found(self, scope: bytes, generation: bytes, lengths: bytes, entries: bytes) -> Iterator[codec.Entry | None]:
-        last = None
-        for entry in codec.unpack_lookup(lengths, entries):
-            yield entry
-            last = entry or last
+        now_s = time.monotonic()
+        reply = self._look_where_it_was(scope, keys, now_s) or self._look(scope, keys)
+        generation, flushes, entries = self._link.understood(lambda: _entries(*reply, len(keys)))
+        last = next(filter(None, reversed(entries)), None)
         if last:
-            self._remember(scope, generation, last.names)
+            self._remember(scope, generation, self._link.understood(lambda: codec.unpack_entry(last)).names)
+            there = [key for key, entry in zip(keys, entries, strict=True) if entry] if None in entries else keys
+            self.recent.add(scope, there, now_s)
+
+        def sizes(index: int) -> Mapping[str, int]:
+            entry = entries[index]
+            return self._link.understood(lambda: codec.unpack_entry(entry).sizes) if entry else {}
+
+        return Found([entry and entry[:DIGEST_BYTES] for entry in entries], flushes, sizes)
+
+    def _look_where_it_was(self, scope: bytes, keys: Sequence[bytes], now_s: float) -> _Looked | None:
+        generation, names = self._guess(scope)
+        if not generation or not keys:
+            return None
+        table = self._link.address.root + b":i:" + generation
+        commands = [codec.pack_hmget(table, part) for part in parts_of(keys, LOOKUP_PAGES)]
+        # Only after all the others: what it says holds for what they saw.
+        check = (load_script("check"), (scope, generation))
+        *found, flushes = self._link.run_after(commands, [*self.recent.take_due(now_s), check])
+        if flushes is None:
+            self._remember(scope, b"", names)
+            return None
+        return generation, flushes, found[: len(commands)]
+
+    def _look(self, scope: bytes, keys: Sequence[bytes]) -> _Looked:
+        script = load_script("lookup")
+        parts = list(parts_of(keys, LOOKUP_PAGES)) or [[]]
+        replies = self._link.run_all([(script, (scope, b"".join(part))) for part in parts])
+
+        def join() -> _Looked:
+            generation, flushes, _ = replies[-1]
+            # One that ended between two parts is seen in the first ones only.
+            found = [
+                entries if of == generation and entries else [None] * len(part)
+                for (of, _, entries), part in zip(replies, parts, strict=True)
+            ]
+            return generation, flushes, found
+
+        return self._link.understood(join)
 
     def read(self, scope: bytes, wanted: Sequence[tuple[bytes, str]]) -> list[bytes | None]:
         """See `Backend.read`."""
+        now_s = time.monotonic()
         groups = codec.group_by_names(wanted)
         parts = [(names, part) for names, keys in groups.items() for part in parts_of(keys, READ_PAGES)]
         asked = [self._ask(scope, names, keys) for names, keys in parts]
-        if len(groups) > 1:
-            # Each run marks its pages as used; what counts is the order in which they were asked for.
-            asked.append(Together(load_script("touch"), (scope, b"".join(key for key, _ in wanted))))
-        replies = self._link.run_together(asked)
-        found: dict[bytes, dict[str, bytes | None]] = {}
+        late = [Together(*call) for call in self.recent.take_due(now_s)]
+        replies = self._link.run_together([*asked, *late])
+        found: dict[bytes, Mapping[str, bytes | None]] = {}
 
         def take() -> None:
             for (names, keys), (reply, after) in zip(parts, replies, strict=False):
@@ -69,18 +110,30 @@ class RedisReader:
                     found[key] = dict(zip(names, records, strict=True))
 
         self._link.understood(take)
+        # Each once, by its last mention.
+        used = dict.fromkeys(key for key, _ in reversed(wanted))
+        self.recent.add(scope, list(reversed(used)), now_s)
         return [found[key][name] for key, name in wanted]
 
     def _ask(self, scope: bytes, names: tuple[str, ...], keys: Sequence[bytes]) -> Together:
-        with self._lock:
-            generation, known = self._seen.get(scope, (b"", ()))
+        generation, known = self._guess(scope)
         arguments = (scope, codec.pack_names(names), b"".join(keys))
-        if not names or known != names:
+        if not names or not generation or known != names:
             return Together(load_script("read"), (*arguments, b""))
         pages = self._link.address.root + b":p:" + generation
         return Together(
             load_script("read"), (*arguments, generation), after=(("MGET", *(pages + key for key in keys)),)
         )
+
+    def _guess(self, scope: bytes) -> tuple[bytes, tuple[str, ...]]:
+        with self._lock:
+            return self._seen.get(scope, (b"", ()))
+
+    def remember_generation(self, scope: bytes, generation: bytes) -> None:
+        """What a publish said."""
+        known, names = self._guess(scope)
+        if generation != known:
+            self._remember(scope, generation, names)
 
     def _remember(self, scope: bytes, generation: bytes, names: tuple[str, ...]) -> None:
         with self._lock:
@@ -94,3 +147,12 @@ def parts_of(keys: Sequence[bytes], size: int) -> Iterator[Sequence[bytes]]:
     """The keys in parts of at most `size`."""
     for start in range(0, len(keys), size):
         yield keys[start : start + size]
+
+
+def _entries(
+    generation: bytes, flushes: bytes, parts: Sequence[Sequence[bytes | None]], number: int
+) -> tuple[bytes, int, list[bytes | None]]:
+    entries = list(chain.from_iterable(parts))
+    if len(entries) != number:
+        raise ValueError(f"want {number} entries, got {len(entries)}")
+    return generation, int(flushes), entries

@@ -28,6 +28,8 @@ class Deadline:
     def within(self, seconds: float) -> Iterator[None]:
         """The time for what is done inside; within another one, the earlier counts."""
         before: float | None = getattr(self._thread, "end", None)
+        if before is None:
+            self.answered = False
         end = self._clock() + seconds
         self._thread.end = end if before is None else min(end, before)
         self._thread.received = 0
@@ -35,6 +37,15 @@ class Deadline:
             yield
         finally:
             self._thread.end = before
+
+    @property
+    def answered(self) -> bool:
+        """Whether the server has answered something since the operation of this thread began."""
+        return bool(getattr(self._thread, "answered", False))
+
+    @answered.setter
+    def answered(self, value: bool) -> None:
+        self._thread.answered = value
 
     def left_s(self) -> float:
         """Seconds that are left; no less than a millisecond, as 0 would mean not to block at all."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-LAYOUT = 1
+LAYOUT = 2
 """Version of what lies where in Redis."""
 
 PAGE_OVERHEAD_BYTES = 5632
@@ -14,19 +14,30 @@ bytes for pages of up to 30 records and 32,000 bytes of them, on every shape of 
 takes 420 to 1,140 of that, the rest is jemalloc's rounding up of the records: 30 of 600 bytes need 3,150 to 3,700.
 Pages with more bytes need more than is counted, at worst 29 % of their bytes in all."""
 
-WORK_PAGES = 500
+WORK_PAGES = 200
 """Pages that one run of a script may evict."""
+
+LEASES_AT_ONCE = 200
+"""Leases that one run may end for being over or released, and that it may look at for a flush."""
+
+SCOPES_AT_ONCE = 100
+"""Scopes that one run may ask for a flush, or tell of."""
+
+FLUSHES_AT_ONCE = 16
+"""Flushes that may be under way; another one first works on these."""
 
 MAX_SCOPES = 4096
 """Scopes that stay known, for their epochs, though they hold nothing."""
 
 _PARTS = {
-    "evict": ("room",),
-    "lease": ("room",),
-    "publish": ("room", "records"),
-    "quarantine": ("records",),
-    "release": ("room",),
-    "stats": ("room",),
+    "check": (),
+    "evict": ("store", "room"),
+    "flush": ("store", "room"),
+    "lease": ("store", "room"),
+    "publish": ("store", "room", "records"),
+    "quarantine": ("store", "records"),
+    "release": ("store", "room"),
+    "stats": ("store", "room"),
 }
 
 
@@ -44,8 +55,9 @@ def load_script(name: str) -> Script:
     constants = f"""
 local LAYOUT, PAGE_OVERHEAD = '{LAYOUT}', {PAGE_OVERHEAD_BYTES}
 local WORK_PAGES, MAX_SCOPES = {WORK_PAGES}, {MAX_SCOPES}
+local LEASES_AT_ONCE, SCOPES_AT_ONCE, FLUSHES_AT_ONCE = {LEASES_AT_ONCE}, {SCOPES_AT_ONCE}, {FLUSHES_AT_ONCE}
 """
-    text = "\n".join([constants, *(_text(part) for part in ("store", *_PARTS.get(name, ()), name))])
+    text = "\n".join([constants, *(_text(part) for part in (*_PARTS.get(name, ("store",)), name))])
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

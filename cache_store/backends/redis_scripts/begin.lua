@@ -1,11 +1,5 @@
--- ARGV: scope, keys. Begins a publish of several parts: marks those of its pages that are there as used, so that none
--- of them goes to make room for another, and keeps as many later ticks for when they are stored. The tick before them.
-local number = #ARGV[2] / KEY
+-- ARGV: number of pages. Begins a publish of several parts: keeps as many ticks for marking those pages that are there as
+-- used, so that none of them goes to make room for another, and as many later ones for when they are stored. The tick
+-- before them.
 -- The first write: one that a server without memory refuses.
-local first = call('HINCRBY', root, 'tick', 2 * number) - 2 * number
-make_store()
-local generation, keys = current(ARGV[1]), split(ARGV[2], KEY)
-if generation then
-  touch(generation, keys, values_of(INDEX .. generation, keys), first)
-end
-return first
+return call('HINCRBY', root, 'tick', 2 * ARGV[1]) - 2 * ARGV[1]

@@ -1,40 +1,31 @@
--- ARGV: tenant, model, revision; each `=` and the value, or empty for any. Ends the generations of the scopes that fit.
--- Their leases end, and their anchors go. Pages and bytes that are no longer visible.
+-- ARGV: number of the flush ('': begin one), tenant, model, revision; each `=` and the value, or empty for any. Begins a
+-- flush, or goes on with it: asks some scopes, then ends leases, in as many runs as it takes. It is seen whole after the
+-- first. Its number ('' if others must be finished first), whether it is done, pages and bytes that became invisible.
 whatever_the_memory()
-local pages, bytes, ended, all = 0, 0, {}, call('HGETALL', INFO)
-for at = 1, #all, 2 do
-  local scope, fits = all[at], true
-  local has = { struct.unpack('<I4c0I4c0I4c0', all[at + 1]) }
-  for number = 1, 3 do
-    fits = fits and (ARGV[number] == '' or ARGV[number] == '=' .. has[number])
-  end
-  if fits then
-    local generation = current(scope)
-    if generation then
-      local held = call('HMGET', GENERATION .. generation, 'pages', 'bytes')
-      pages, bytes = pages + held[1], bytes + held[2]
-      local tick = call('HINCRBY', root, 'tick', 1)
-      call('HDEL', SCOPES, scope)
-      ended[generation] = true
-      if tonumber(held[1]) > 0 then
-        call('ZADD', DEAD, tick, generation)
-        call('ZADD', TENANT_DEAD .. has[1], tick, generation)
-      else
-        call('UNLINK', GENERATION .. generation)
-      end
-      for _, slot in ipairs(call('SMEMBERS', SLOTS .. generation)) do
-        call('UNLINK', ANCHORS .. generation .. slot, AGES .. generation .. slot, USES .. generation .. slot)
-      end
-      call('UNLINK', SLOTS .. generation)
+local number = ARGV[1]
+if number == '' and pending < FLUSHES_AT_ONCE then
+  number_flushes()
+  call('HINCRBY', root, 'flushes', 1)
+  number = flushes_so_far()
+  if layout then
+    local wants = { ARGV[2], ARGV[3], ARGV[4] }
+    for at = 1, 3 do
+      wants[at] = struct.pack('<I4c0', #wants[at], wants[at])
     end
-    call('HINCRBY', EPOCHS, scope, 1)
+    call('HSET', FLUSHES, number, table.concat(wants))
+    pending = call('HLEN', FLUSHES)
+    call('HSET', root, 'pending', pending)
   end
 end
-for _, lease in ipairs(call('ZRANGE', LEASES, 0, -1)) do
-  if ended[lease:sub(1, 8)] then
-    call('ZREM', LEASES, lease)
-    call('HDEL', LEASED, lease:sub(1, 8 + KEY))
-    call('HDEL', HOLDER .. lease:sub(9 + KEY), lease:sub(1, 8 + KEY))
-  end
+if layout and pending > 0 then
+  sweep()
 end
-return { pages, bytes }
+local gone = call('HMGET', FLUSHED .. number, 'pages', 'bytes')
+local done = number ~= '' and call('HEXISTS', FLUSHES, number) == 0
+if done then
+  call('UNLINK', FLUSHED .. number)
+else
+  -- If nobody comes for it.
+  call('PEXPIRE', FLUSHED .. number, 3600000)
+end
+return { number, done and 1 or 0, tonumber(gone[1] or 0), tonumber(gone[2] or 0) }

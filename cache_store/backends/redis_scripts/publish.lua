@@ -1,13 +1,23 @@
 -- ARGV: scope, tenant, info, id for a new generation, budget, tenant's budget, tick of the call (-1: this is all of it),
--- tick with which the first of these pages is stored, after that; then per page key, index entry. The data of the n-th
--- page lies at STAGED .. n: put there in the same transaction, it does not come through Lua, which is slow at that.
+-- tick with which the first of these pages is stored, after that; number of flushes ('': any) without which nothing is
+-- stored; then per page key, index entry. The data of the n-th page lies at STAGED .. n: put there in the same
+-- transaction, it does not come through Lua, which is slow at that.
 -- Pages done (fewer than given: more must be evicted than one run may; come again), stored, bytes, refused (full, quota,
--- too large, collision), evicted pages, evicted bytes, tick of the call.
-local FIRST = 9
+-- too large, collision, flushed), evicted pages, evicted bytes, tick of the call, generation.
+local FIRST = 10
 local scope, tenant = ARGV[1], ARGV[2]
 local budget, quota, first, offset = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
 local number = (#ARGV - FIRST + 1) / 2
 local STAGED = root .. ':x:' .. ARGV[4]
+local function clear()
+  for place = 1, number do
+    call('UNLINK', STAGED .. place)
+  end
+end
+if ARGV[9] ~= '' and ARGV[9] ~= flushes_so_far() then
+  clear()
+  return { number, 0, 0, 0, 0, 0, 0, number, 0, 0, math.max(first, 0), '' }
+end
 -- The first write: one that a server without memory refuses.
 local tick = call('HINCRBY', root, 'tick', first < 0 and 2 * number or 0)
 make_store()
@@ -21,7 +31,7 @@ if first < 0 then
   for at = FIRST, #ARGV, 2 do
     keys[#keys + 1] = ARGV[at]
   end
-  touch(generation, keys, values_of(index, keys), first)
+  touch(generation, keys, first)
 end
 
 local evicted_pages, evicted_bytes = 0, 0
@@ -94,10 +104,8 @@ for at = FIRST, #ARGV, 2 do
   end
   done = done + 1
 end
-for place = 1, number do
-  call('UNLINK', STAGED .. place)
-end
+clear()
 return {
-  done, outcomes.stored, stored_bytes, outcomes.full, outcomes.quota, outcomes.too_large, outcomes.collision,
-  evicted_pages, evicted_bytes, first,
+  done, outcomes.stored, stored_bytes, outcomes.full, outcomes.quota, outcomes.too_large, outcomes.collision, 0,
+  evicted_pages, evicted_bytes, first, generation,
 }

@@ -16,46 +16,59 @@ while at <= #wanted do
   names[#names + 1], at = struct.unpack('<I2c0', wanted, at)
 end
 
--- Pages of one prompt have the same names, so where they lie is worked out once.
-local places = {}
-local function places_in(meta, framed)
-  if not places[framed] then
-    local order, found, from = {}, {}, 1
-    for place = 1, struct.unpack('<I2', meta, COUNT_AT) do
-      local name
-      name, from = struct.unpack('<I2c0', framed, from)
-      order[name] = place
-    end
-    for number, name in ipairs(names) do
-      found[number] = order[name] or false
-    end
-    places[framed] = found
+-- Where the records lie that are wanted: the head, and what to read, first and last byte counted from 0, neighbours
+-- together. Names are sorted here and there, so it is in their order.
+local function find_places(meta)
+  local count, length = struct.unpack('<I2I4', meta, COUNT_AT)
+  local ends, order, from, before = NAMES_AT + length, {}, NAMES_AT, 0
+  for place = 1, count do
+    local name
+    name, from = struct.unpack('<I2c0', meta, from)
+    local finish = struct.unpack('<I4', meta, ends + 4 * (place - 1))
+    order[name], before = { before, finish }, finish
   end
-  return places[framed]
+  local lengths, spans, size = {}, {}, 0
+  for number, name in ipairs(names) do
+    local span = order[name]
+    lengths[number] = span and struct.pack('<I4', span[2] - span[1]) or '\255\255\255\255'
+    if span and span[2] > span[1] then
+      size = size + span[2] - span[1]
+      if #spans > 0 and spans[#spans][2] == span[1] then
+        spans[#spans][2] = span[2]
+      else
+        spans[#spans + 1] = span
+      end
+    end
+  end
+  for _, span in ipairs(spans) do
+    -- Text, as Redis would make it of a number for each page.
+    span[1], span[2] = string.format('%d', span[1]), string.format('%d', span[2] - 1)
+  end
+  return { head = '\2' .. table.concat(lengths), spans = spans, size = size }
 end
 
-local function pieces(meta, page, framed)
-  local ends_at, lengths, found = NAMES_AT + #framed, {}, {}
-  local data = #names > 4 and call('GET', page)
-  for number, place in ipairs(places_in(meta, framed)) do
-    if place then
-      local from, to = 0, struct.unpack('<I4', meta, ends_at + 4 * (place - 1))
-      if place > 1 then
-        from = struct.unpack('<I4', meta, ends_at + 4 * (place - 2))
-      end
-      local piece = ''
-      if to > from then
-        piece = data and data:sub(from + 1, to) or call('GETRANGE', page, from, to - 1)
-      end
-      if #piece ~= to - from then
-        return nil
-      end
-      lengths[number], found[#found + 1] = struct.pack('<I4', to - from), piece
-    else
-      lengths[number] = '\255\255\255\255'
-    end
+-- Pages of one prompt are alike, so where their records lie is worked out once.
+local found = {}
+local function pieces(meta, page)
+  local form = meta:sub(COUNT_AT)
+  local places = found[form]
+  if not places then
+    places = find_places(meta)
+    found[form] = places
   end
-  return '\2' .. table.concat(lengths), table.concat(found)
+  local spans, body = places.spans, ''
+  if #spans == 1 then
+    body = call('GETRANGE', page, spans[1][1], spans[1][2])
+  elseif #spans > 1 then
+    local parts, data = {}, #spans > 4 and call('GET', page)
+    for number, span in ipairs(spans) do
+      parts[number] = data and data:sub(span[1] + 1, span[2] + 1) or call('GETRANGE', page, span[1], span[2])
+    end
+    body = table.concat(parts)
+  end
+  if #body == places.size then
+    return places.head, body
+  end
 end
 
 local function whole(meta, page, framed)
@@ -69,24 +82,22 @@ local function whole(meta, page, framed)
   end
 end
 
+local data_of = PAGE .. generation
 for number, key in ipairs(keys) do
   local meta, head, body = metas[number], nil, nil
   if meta then
-    local framed = meta:sub(NAMES_AT, NAMES_AT - 1 + struct.unpack('<I4', meta, COUNT_AT + 2))
-    if framed == wanted then
-      head, body = whole(meta, PAGE .. generation .. key, framed)
+    if struct.unpack('<I4', meta, COUNT_AT + 2) == #wanted and meta:sub(NAMES_AT, NAMES_AT - 1 + #wanted) == wanted then
+      head, body = whole(meta, data_of .. key, wanted)
       reply[2] = generation
     else
-      head, body = pieces(meta, PAGE .. generation .. key, framed)
+      head, body = pieces(meta, data_of .. key)
     end
     if not head then
       -- Its data was taken from outside: the page goes, properly.
       drop_page(generation, key)
-      metas[number] = false
     end
   end
   heads[number], reply[#reply + 1] = head or '\0', body
 end
-touch(generation, keys, metas, call('HINCRBY', root, 'tick', #keys) - #keys)
 reply[1] = table.concat(heads)
 return reply

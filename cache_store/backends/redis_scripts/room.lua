@@ -16,7 +16,7 @@ local function unpin(member)
 end
 
 local function end_leases()
-  local ended = call('ZRANGEBYSCORE', LEASES, '-inf', now_ms(), 'LIMIT', 0, WORK_PAGES)
+  local ended = call('ZRANGEBYSCORE', LEASES, '-inf', now_ms(), 'LIMIT', 0, LEASES_AT_ONCE)
   for _, lease in ipairs(ended) do
     local member, holder = lease:sub(1, 8 + KEY), lease:sub(9 + KEY)
     call('ZREM', LEASES, lease)
@@ -25,11 +25,13 @@ local function end_leases()
   end
   if call('EXISTS', LEASES) == 0 and call('EXISTS', LEASED) == 1 then
     -- Their list was lost; without it they would never end.
-    for _, member in ipairs(call('HKEYS', LEASED)) do
-      call('HDEL', LEASED, member)
-      let_be_evicted(member:sub(1, 8), member:sub(9))
+    local pairs_of = call('HSCAN', LEASED, '0', 'COUNT', LEASES_AT_ONCE)[2]
+    for at = 1, #pairs_of, 2 do
+      call('HDEL', LEASED, pairs_of[at])
+      let_be_evicted(pairs_of[at]:sub(1, 8), pairs_of[at]:sub(9))
     end
   end
+  return #ended
 end
 
 -- Takes pages of a flushed generation away until `excess` bytes are free, and with the last of them all that is known of
@@ -75,6 +77,84 @@ local function reclaim_part(generation, excess)
   return pages, bytes
 end
 
+-- Whether lookups see what a generation holds.
+local living = {}
+local function lives(generation)
+  if living[generation] == nil then
+    local scope = call('HGET', GENERATION .. generation, 'scope')
+    living[generation] = scope and current(scope) == generation or false
+  end
+  return living[generation]
+end
+
+local function sweep_scopes(cursor)
+  local found, asked = call('HSCAN', INFO, cursor, 'COUNT', SCOPES_AT_ONCE), 0
+  for at = 1, #found[2], 2 do
+    -- A small table comes as a whole, whatever the count.
+    if asked == SCOPES_AT_ONCE then
+      return cursor
+    end
+    if call('HGET', ASKED, found[2][at]) ~= flushes_under_way()[#flushes_under_way()].number then
+      asked = asked + 1
+      current(found[2][at])
+    end
+  end
+  return found[1]
+end
+
+local function sweep_leases(cursor)
+  local found = call('ZSCAN', LEASES, cursor, 'COUNT', LEASES_AT_ONCE)
+  for at = 1, #found[2], 2 do
+    local lease = found[2][at]
+    if not lives(lease:sub(1, 8)) then
+      call('ZREM', LEASES, lease)
+      call('HDEL', LEASED, lease:sub(1, 8 + KEY))
+      call('HDEL', HOLDER .. lease:sub(9 + KEY), lease:sub(1, 8 + KEY))
+    end
+  end
+  return found[1]
+end
+
+-- Goes on with the flushes that are under way: asks some scopes, or after all of them ends some leases of what was flushed.
+-- One that came while it was at it has its turn after that.
+local function sweep()
+  local at = call('HMGET', root, 'sweep_at', 'sweep_cursor', 'sweep_to')
+  local newest = flushes_under_way()[#flushes_under_way()]
+  if #flushes_under_way() ~= pending then
+    begin_anew_because('a flush that was under way is gone')
+    return
+  end
+  local phase, cursor, last = at[1] or 'scopes', at[2] or '0', at[3] or newest.number
+  work = work - SCOPES_AT_ONCE
+  if phase == 'scopes' then
+    cursor = sweep_scopes(cursor)
+  else
+    cursor = sweep_leases(cursor)
+  end
+  if pending == 0 then
+    -- The store began anew meanwhile.
+    return
+  end
+  if cursor ~= '0' or phase == 'scopes' then
+    call('HSET', root, 'sweep_at', cursor == '0' and 'leases' or phase, 'sweep_cursor', cursor, 'sweep_to', last)
+    return
+  end
+  for _, flush in ipairs(flushes_under_way()) do
+    if tonumber(flush.number) <= tonumber(last) then
+      call('HDEL', FLUSHES, flush.number)
+      pending = pending - 1
+    end
+  end
+  under_way = nil
+  call('HDEL', root, 'sweep_at', 'sweep_cursor', 'sweep_to')
+  if pending > 0 then
+    call('HSET', root, 'pending', pending)
+  else
+    call('HDEL', root, 'pending')
+    call('UNLINK', ASKED)
+  end
+end
+
 -- Frees at least `excess` bytes from what was flushed and from leaves used before the tick `before`; a damaged store that
 -- has no leaf begins anew.
 -- Whether it is done, or 'more' if there is more to take away than one run may; then pages and bytes.
@@ -88,6 +168,8 @@ local function make_room(excess, dead, leaves, before)
     if flushed then
       local gone, size = reclaim_part(flushed, excess - bytes)
       pages, bytes = pages + gone, bytes + size
+    elseif layout and pending > 0 then
+      sweep()
     else
       local oldest = call('ZRANGE', leaves, 0, 0, 'WITHSCORES')
       if not oldest[1] and call('EXISTS', LEASED) == 0 and tonumber(call('HGET', root, 'bytes') or 0) > 0

@@ -4,7 +4,10 @@
 -- is what a scope holds between two flushes; its random id (8 bytes) is part of its keys, so that nothing of a flushed
 -- one can be mistaken for what came later. A member, in the sorted sets, is generation .. key.
 --
---   {name}              layout, bytes, tick (the logical clock), quarantined
+--   {name}              layout, bytes, tick (the logical clock), quarantined, flushes, and of flushes that are under way:
+--                       pending (how many), sweep_at, sweep_cursor, sweep_to
+--   :f                  such a flush, by its number: what it is of    :fs scope -> last flush that it was asked for
+--   :r:<number>         pages and bytes that such a flush made invisible
 --   :scopes             scope -> current generation         :epochs  scope -> number of flushes
 --   :info               scope -> tenant, model, revision    :tenants tenant -> bytes
 --   :g:<generation>     scope, tenant, pages, bytes
@@ -22,12 +25,14 @@ local INDEX, USED, KIDS, PAGE = root .. ':i:', root .. ':u:', root .. ':k:', roo
 local GENERATION, LEAVES, TENANT_LEAVES = root .. ':g:', root .. ':l', root .. ':t:'
 local DEAD, TENANT_DEAD, SCOPES, TENANTS = root .. ':d', root .. ':d:', root .. ':scopes', root .. ':tenants'
 local EPOCHS, INFO = root .. ':epochs', root .. ':info'
+local FLUSHES, ASKED, FLUSHED = root .. ':f', root .. ':fs', root .. ':r:'
 local LEASES, LEASED, HOLDER = root .. ':e', root .. ':lp', root .. ':h:'
 local SLOTS, ANCHORS, AGES, USES = root .. ':s:', root .. ':a:', root .. ':o:', root .. ':c:'
 -- Pages that one run of a script may take away, so that none holds up the server's other clients.
 local work = WORK_PAGES
 
-local layout = call('HGET', root, 'layout')
+local known = call('HMGET', root, 'layout', 'pending')
+local layout, pending = known[1], tonumber(known[2] or 0)
 if layout and layout ~= LAYOUT then
   return redis.error_reply('CROSSFILLLAYOUT ' .. layout)
 end
@@ -38,24 +43,53 @@ local function whatever_the_memory()
   call('HDEL', root, '')
 end
 
+-- How often the store was flushed, or false if no lookup has asked yet.
+local function flushes_so_far()
+  return call('HGET', root, 'flushes')
+end
+
+-- The first number is the time, so that it does not go back when keys, and this number with them, are lost.
+local function number_flushes()
+  if not flushes_so_far() then
+    local now = call('TIME')
+    call('HSET', root, 'flushes', now[1] .. string.format('%06d', now[2]))
+  end
+  return flushes_so_far()
+end
+
+-- Lua's stack is bounded, so long argument lists go in pieces; most are short.
+local PIECE = 2000
+local function call_in_pieces(values, ...)
+  local head = { ... }
+  if #values <= PIECE and #head == 2 then
+    call(head[1], head[2], unpack(values))
+    return
+  end
+  for first = 1, #values, PIECE do
+    local arguments = { unpack(head) }
+    for at = first, math.min(first + PIECE - 1, #values) do
+      arguments[#arguments + 1] = values[at]
+    end
+    call(unpack(arguments))
+  end
+end
+
 -- Keys that were lost (evicted by the server, deleted by hand) leave sums that nobody can put right: the store begins
 -- anew, empty. What is left of the old one belongs to generations without a name, and `compact` deletes it.
 local function begin_anew()
-  local lost = call('HVALS', SCOPES)
-  for _, dead in ipairs(call('ZRANGE', DEAD, 0, -1)) do
-    lost[#lost + 1] = dead
-  end
-  for _, generation in ipairs(lost) do
-    call('UNLINK', GENERATION .. generation, INDEX .. generation, USED .. generation, KIDS .. generation)
-  end
+  local lost = {}
   for _, tenant in ipairs(call('HKEYS', TENANTS)) do
-    call('UNLINK', TENANT_LEAVES .. tenant, TENANT_DEAD .. tenant)
+    lost[#lost + 1], lost[#lost + 2] = TENANT_LEAVES .. tenant, TENANT_DEAD .. tenant
   end
-  -- The clock goes on: a publish that is under way holds a time of it.
-  local tick = call('HGET', root, 'tick') or 0
-  call('UNLINK', root, SCOPES, EPOCHS, INFO, TENANTS, LEAVES, DEAD, LEASES, LEASED)
-  call('HSET', root, 'layout', LAYOUT, 'tick', tick)
-  layout = LAYOUT
+  call_in_pieces(lost, 'UNLINK')
+  -- The clock goes on: a publish that is under way holds a time of it. So does the number of flushes.
+  local kept = call('HMGET', root, 'tick', 'flushes')
+  call('UNLINK', root, SCOPES, EPOCHS, INFO, TENANTS, LEAVES, DEAD, LEASES, LEASED, FLUSHES, ASKED)
+  call('HSET', root, 'layout', LAYOUT, 'tick', kept[1] or 0)
+  if kept[2] then
+    call('HSET', root, 'flushes', kept[2])
+  end
+  layout, pending = LAYOUT, 0
 end
 
 local function begin_anew_because(reason)
@@ -75,23 +109,6 @@ local function split(blob, size)
     parts[#parts + 1] = blob:sub(at, at + size - 1)
   end
   return parts
-end
-
--- Lua's stack is bounded, so long argument lists go in pieces; most are short.
-local PIECE = 2000
-local function call_in_pieces(values, ...)
-  local head = { ... }
-  if #values <= PIECE and #head == 2 then
-    call(head[1], head[2], unpack(values))
-    return
-  end
-  for first = 1, #values, PIECE do
-    local arguments = { unpack(head) }
-    for at = first, math.min(first + PIECE - 1, #values) do
-      arguments[#arguments + 1] = values[at]
-    end
-    call(unpack(arguments))
-  end
 end
 
 local function values_of(hash, fields)
@@ -133,8 +150,42 @@ local function count(generation, tenant, pages, bytes)
   end
 end
 
--- The generation of a scope that lookups see, or nil.
-local function current(scope)
+-- Ends what a scope holds, for a flush of this number; its leases are ended by `sweep`.
+local function end_generation(scope, generation, number)
+  local held = call('HMGET', GENERATION .. generation, 'pages', 'bytes', 'tenant')
+  local pages, tenant = tonumber(held[1] or 0), held[3] or ''
+  local tick = call('HINCRBY', root, 'tick', 1)
+  call('HDEL', SCOPES, scope)
+  if pages > 0 then
+    call('ZADD', DEAD, tick, generation)
+    call('ZADD', TENANT_DEAD .. tenant, tick, generation)
+    call('HINCRBY', FLUSHED .. number, 'pages', pages)
+    call('HINCRBY', FLUSHED .. number, 'bytes', held[2] or 0)
+  else
+    call('UNLINK', GENERATION .. generation)
+  end
+  for _, slot in ipairs(call('SMEMBERS', SLOTS .. generation)) do
+    call('UNLINK', ANCHORS .. generation .. slot, AGES .. generation .. slot, USES .. generation .. slot)
+  end
+  call('UNLINK', SLOTS .. generation)
+end
+
+-- Flushes that are under way, the oldest first: each its number, and what it is of.
+local under_way
+local function flushes_under_way()
+  if not under_way then
+    local all = call('HGETALL', FLUSHES)
+    under_way = {}
+    for at = 1, #all, 2 do
+      under_way[#under_way + 1] = { number = all[at], wants = { struct.unpack('<I4c0I4c0I4c0', all[at + 1]) } }
+    end
+    table.sort(under_way, function(one, other) return tonumber(one.number) < tonumber(other.number) end)
+  end
+  return under_way
+end
+
+-- The generation of a scope, or nil.
+local function generation_of(scope)
   local generation = layout and call('HGET', SCOPES, scope)
   if generation then
     local pages = call('HGET', GENERATION .. generation, 'pages')
@@ -146,6 +197,52 @@ local function current(scope)
     begin_anew_because('its scopes are gone')
   end
   return nil
+end
+
+-- Asks a scope for the flushes that are under way.
+local function ask(scope)
+  local flushes, last = flushes_under_way(), call('HGET', ASKED, scope)
+  local newest = flushes[#flushes].number
+  if last and tonumber(last) >= tonumber(newest) then
+    return
+  end
+  local info, generation = call('HGET', INFO, scope), generation_of(scope)
+  if pending == 0 or not (info or generation) then
+    return
+  end
+  local has, first, times = info and { struct.unpack('<I4c0I4c0I4c0', info) }, nil, 0
+  for _, flush in ipairs(flushes) do
+    if not last or tonumber(flush.number) > tonumber(last) then
+      local fits = true
+      for at = 1, 3 do
+        -- What is not known of a scope, because that was taken from outside, does not keep it.
+        fits = fits and (flush.wants[at] == '' or not has or flush.wants[at] == '=' .. has[at])
+      end
+      if fits then
+        first, times = first or flush.number, times + 1
+      end
+    end
+  end
+  call('HSET', ASKED, scope, newest)
+  if first then
+    call('HINCRBY', EPOCHS, scope, times)
+    if generation then
+      end_generation(scope, generation, first)
+    end
+  end
+end
+
+-- The generation of a scope that lookups see, or nil. Whoever looks at a scope first asks it for the flushes that are under
+-- way, so one takes effect at once for all scopes although it goes through them in parts.
+local function current(scope)
+  if layout and pending > 0 then
+    if call('HLEN', FLUSHES) == pending then
+      ask(scope)
+    else
+      begin_anew_because('a flush that was under way is gone')
+    end
+  end
+  return generation_of(scope)
 end
 
 -- Scopes stay known without pages, for their epochs; beyond a number, those that hold nothing are forgotten by and by.
@@ -176,17 +273,22 @@ local function make_current(scope, tenant, info, fresh)
     call('HSET', GENERATION .. generation, 'scope', scope, 'tenant', tenant, 'pages', 0, 'bytes', 0)
     call('HSETNX', INFO, scope, info)
     call('HSETNX', EPOCHS, scope, 0)
+    if pending > 0 then
+      local flushes = flushes_under_way()
+      call('HSET', ASKED, scope, flushes[#flushes].number)
+    end
     tenants[generation] = tenant
   end
   return generation
 end
 
--- Marks pages as used, the later in the list the more recently.
-local function touch(generation, keys, metas, first_tick)
-  local used, scored, number = {}, { 'XX' }, 0
+-- Marks those of these pages that are there as used, the later in the list the more recently.
+local function touch(generation, keys, first_tick)
+  local known, used, scored, number = values_of(USED .. generation, keys), {}, { 'XX' }, 0
   for at = 1, #keys do
-    if metas[at] then
-      local tick = first_tick + at
+    if known[at] then
+      -- Text, as Redis would make it of a number three times.
+      local tick = string.format('%d', first_tick + at)
       used[2 * number + 1], used[2 * number + 2] = keys[at], tick
       scored[2 * number + 2], scored[2 * number + 3] = tick, generation .. keys[at]
       number = number + 1
@@ -194,7 +296,7 @@ local function touch(generation, keys, metas, first_tick)
     if number == PIECE / 2 or (number > 0 and at == #keys) then
       call('HSET', USED .. generation, unpack(used))
       call('ZADD', LEAVES, unpack(scored))
-      call('ZADD', TENANT_LEAVES .. tenant_of(generation), unpack(scored))
+      call('ZADD', TENANT_LEAVES .. (tenant_of(generation) or ''), unpack(scored))
       used, scored, number = {}, { 'XX' }, 0
     end
   end
