@@ -115,6 +115,27 @@ class RedisReader:
         self.recent.add(scope, list(reversed(used)), now_s)
         return [found[key][name] for key, name in wanted]
 
+    def anchors(self, scope: bytes, slot: str) -> dict[str, bytes]:
+        """See `Backend.anchors`. They may be large, so they come by themselves, beside the script that checks."""
+        generation, names = self._guess(scope)
+        if generation:
+            end = generation + slot.encode()
+            pool, ages = (self._link.address.root + kind + end for kind in (b":a:", b":o:"))
+            asked = Together(
+                load_script("check"), (scope, generation), after=(("HGETALL", pool), ("ZRANGE", ages, 0, -1))
+            )
+            ((flushes, found),) = self._link.run_together([asked])
+            if flushes is not None:
+                return self._link.understood(lambda: _by_age(*found))
+        reply = self._link.run(load_script("anchors"), scope, slot)
+
+        def take() -> dict[str, bytes]:
+            generation, *rest = reply
+            self._remember(scope, generation, names)
+            return _by_age(rest, rest[::2])
+
+        return self._link.understood(take)
+
     def _ask(self, scope: bytes, names: tuple[str, ...], keys: Sequence[bytes]) -> Together:
         generation, known = self._guess(scope)
         arguments = (scope, codec.pack_names(names), b"".join(keys))
@@ -156,3 +177,8 @@ def _entries(
     if len(entries) != number:
         raise ValueError(f"want {number} entries, got {len(entries)}")
     return generation, int(flushes), entries
+
+
+def _by_age(pairs: Sequence[bytes], ages: Sequence[bytes]) -> dict[str, bytes]:
+    found = dict(zip(pairs[::2], pairs[1::2], strict=True))
+    return {identity.decode(): found[identity] for identity in ages if identity in found}

@@ -56,7 +56,7 @@ def delete_orphans(link: RedisLink) -> Reclaimed:
     """Delete keys of the store that its index does not name: left behind when other keys were taken from outside."""
     pages, size_bytes, cursor = 0, 0, b"0"
     while True:
-        cursor, keys = link.ask_one("SCAN", cursor, "MATCH", link.address.root + _OF_GENERATIONS, "COUNT", 1000)
+        cursor, keys = link.ask_one("SCAN", cursor, "MATCH", link.address.root + _OF_GENERATIONS, "COUNT", 500)
         if keys:
             gone, size = link.run(load_script("orphans"), *keys)
             pages, size_bytes = pages + gone, size_bytes + size

@@ -17,11 +17,14 @@ Pages with more bytes need more than is counted, at worst 29 % of their bytes in
 WORK_PAGES = 200
 """Pages that one run of a script may evict."""
 
-LEASES_AT_ONCE = 200
+LEASES_AT_ONCE = 128
 """Leases that one run may end for being over or released, and that it may look at for a flush."""
 
-SCOPES_AT_ONCE = 100
+SCOPES_AT_ONCE = 64
 """Scopes that one run may ask for a flush, or tell of."""
+
+MERGED_BYTES = 1 << 19
+"""Bytes of pages that one run may put together anew, for records that are added to them."""
 
 FLUSHES_AT_ONCE = 16
 """Flushes that may be under way; another one first works on these."""
@@ -55,6 +58,7 @@ def load_script(name: str) -> Script:
     constants = f"""
 local LAYOUT, PAGE_OVERHEAD = '{LAYOUT}', {PAGE_OVERHEAD_BYTES}
 local WORK_PAGES, MAX_SCOPES = {WORK_PAGES}, {MAX_SCOPES}
+local MERGED_BYTES = {MERGED_BYTES}
 local LEASES_AT_ONCE, SCOPES_AT_ONCE, FLUSHES_AT_ONCE = {LEASES_AT_ONCE}, {SCOPES_AT_ONCE}, {FLUSHES_AT_ONCE}
 """
     text = "\n".join([constants, *(_text(part) for part in (*_PARTS.get(name, ("store",)), name))])

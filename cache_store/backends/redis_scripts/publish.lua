@@ -2,7 +2,7 @@
 -- tick with which the first of these pages is stored, after that; number of flushes ('': any) without which nothing is
 -- stored; then per page key, index entry. The data of the n-th page lies at STAGED .. n: put there in the same
 -- transaction, it does not come through Lua, which is slow at that.
--- Pages done (fewer than given: more must be evicted than one run may; come again), stored, bytes, refused (full, quota,
+-- Pages done (fewer than given: it is more work than one run may do; come again), stored, bytes, refused (full, quota,
 -- too large, collision, flushed), evicted pages, evicted bytes, tick of the call, generation.
 local FIRST = 10
 local scope, tenant = ARGV[1], ARGV[2]
@@ -41,12 +41,17 @@ local function room(grows, limit, taken, dead, leaves)
   return done
 end
 
+local merged_bytes = 0
 local function put(key, meta, staged, used)
   local old, data = call('HGET', index, key), nil
   if old and old:sub(1, DIGEST) ~= meta:sub(1, DIGEST) then
     return 'collision'
   end
   if old and old:sub(COUNT_AT, #old - 4) ~= meta:sub(COUNT_AT, #meta - 4) then
+    if merged_bytes > MERGED_BYTES then
+      return 'more'
+    end
+    merged_bytes = merged_bytes + footprint(old) + footprint(meta)
     local records = parts_of(old, call('GET', PAGE .. generation .. key))
     for name, bytes in pairs(parts_of(meta, call('GET', staged))) do
       records[name] = bytes

@@ -87,6 +87,7 @@ local function lives(generation)
   return living[generation]
 end
 
+-- Both give where to go on, or nil after the last one.
 local function sweep_scopes(cursor)
   local found, asked = call('HSCAN', INFO, cursor, 'COUNT', SCOPES_AT_ONCE), 0
   for at = 1, #found[2], 2 do
@@ -99,20 +100,24 @@ local function sweep_scopes(cursor)
       current(found[2][at])
     end
   end
-  return found[1]
+  return found[1] ~= '0' and found[1] or nil
 end
 
 local function sweep_leases(cursor)
-  local found = call('ZSCAN', LEASES, cursor, 'COUNT', LEASES_AT_ONCE)
+  local found, ended = call('ZSCAN', LEASES, cursor, 'COUNT', 5 * LEASES_AT_ONCE), 0
   for at = 1, #found[2], 2 do
     local lease = found[2][at]
     if not lives(lease:sub(1, 8)) then
       call('ZREM', LEASES, lease)
       call('HDEL', LEASED, lease:sub(1, 8 + KEY))
       call('HDEL', HOLDER .. lease:sub(9 + KEY), lease:sub(1, 8 + KEY))
+      ended = ended + 1
+      if ended == LEASES_AT_ONCE then
+        return cursor
+      end
     end
   end
-  return found[1]
+  return found[1] ~= '0' and found[1] or nil
 end
 
 -- Goes on with the flushes that are under way: asks some scopes, or after all of them ends some leases of what was flushed.
@@ -135,8 +140,8 @@ local function sweep()
     -- The store began anew meanwhile.
     return
   end
-  if cursor ~= '0' or phase == 'scopes' then
-    call('HSET', root, 'sweep_at', cursor == '0' and 'leases' or phase, 'sweep_cursor', cursor, 'sweep_to', last)
+  if cursor or phase == 'scopes' then
+    call('HSET', root, 'sweep_at', cursor and phase or 'leases', 'sweep_cursor', cursor or '0', 'sweep_to', last)
     return
   end
   for _, flush in ipairs(flushes_under_way()) do
