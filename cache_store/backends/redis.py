@@ -61,12 +61,14 @@ class RedisBackend:
         """Open the store at `redis://`, `rediss://` or `redis+cluster://user:password@host:port/database?name=…`.
 
         Raises:
-            StoreUrlError: the URL is wrong, the password is refused, or the server would delete a store's keys by
-                itself.
+            StoreUrlError: the URL is wrong, a file that it names cannot be read, the password is refused, or the server
+                would delete a store's keys by itself.
             StoreVersionError: another version of Crossfill wrote the store.
             StoreUnavailableError: the server does not answer.
         """
-        backend = cls(RedisLink(parse_address(url), deadline_s=deadline_s, breaker=breaker))
+        address = parse_address(url)
+        address.require_files()
+        backend = cls(RedisLink(address, deadline_s=deadline_s, breaker=breaker))
         try:
             backend._check()
         except Exception:
@@ -202,10 +204,7 @@ class RedisBackend:
 
     def anchors(self, pool: AnchorPool) -> dict[str, bytes]:
         """See `Backend.anchors`."""
-        return self._run(
-            lambda reply: {name.decode(): data for name, data in zip(reply[::2], reply[1::2], strict=True)},
-            *("anchors", pool.info.scope, pool.slot),
-        )
+        return self._reader.anchors(pool.info.scope, pool.slot)
 
     def quarantine_anchor(self, pool: AnchorPool, identity: str) -> bool:
         """See `Backend.quarantine_anchor`."""

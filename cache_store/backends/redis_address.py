@@ -1,7 +1,9 @@
 """Where a Redis store is: its URL, taken apart, with what must not be shown kept out of sight."""
 
+import os
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from cache_store.backends.options import read_options
@@ -43,6 +45,13 @@ class RedisAddress:
         scheme = "redis+cluster" if self.cluster else "rediss" if self.tls else "redis"
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{scheme}://{host}:{self.port}/{self.database}?name={self.name}"
+
+    def require_files(self) -> None:
+        """Raises StoreUrlError unless the files for TLS can be read."""
+        for name in ("ca_file", "cert_file", "key_file"):
+            path = getattr(self, name)
+            if path is not None and not (Path(path).is_file() and os.access(path, os.R_OK)):
+                raise StoreUrlError(f"{self.shown}: {name} {path} cannot be read")
 
     @property
     def root(self) -> bytes:

@@ -1,5 +1,8 @@
 """What redis-py's errors mean for a store."""
 
+import ssl
+from collections.abc import Sequence
+
 from redis import exceptions as redis
 
 from cache_store.backends.redis_address import RedisAddress
@@ -17,7 +20,7 @@ def unavailable(address: RedisAddress, reason: str, detail: str) -> StoreUnavail
     return StoreUnavailableError(f"{address.shown}: {detail}", reason)
 
 
-def explain(error: redis.RedisError | redis.RedisClusterException, address: RedisAddress) -> StoreError:
+def explain(error: redis.RedisError, address: RedisAddress) -> StoreError:
     """The store's error for one of redis-py."""
     text = _first_line(error)
     if "CROSSFILLLAYOUT" in text:
@@ -34,11 +37,10 @@ def explain(error: redis.RedisError | redis.RedisClusterException, address: Redi
             return unavailable(address, reason, detail)
     if isinstance(error, redis.ConnectionError):
         return _of_connection(error, address)
-    if isinstance(error, redis.RedisClusterException):
-        return _of_cluster(error, address)
     return unavailable(address, "server", f"the server says: {text}")
 
 
+MOVING = "its slot is being moved to another shard"
 _NO_MEMORY = "the server has no memory left (maxmemory); raise it or lower the store's budget"
 _REPLICA = "the server is a read-only replica; want the address of the primary"
 # redis-py cuts off the first word of an error that it has a class for, and does not know those that Redis 6 wraps.
@@ -48,6 +50,8 @@ _BY_TEXT = (
     ("MISCONF ", "io", "the server cannot save to disk and takes no writes"),
     ("READONLY ", "server", _REPLICA),
     ("read only replica", "server", _REPLICA),
+    ("during rehashing of slot", "server", MOVING),
+    ("cluster support disabled", "server", "it is no cluster; want a URL with redis://"),
 )
 _BY_KIND: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str, str], ...] = (
     (redis.TimeoutError, "timeout", "no answer in time"),
@@ -59,6 +63,20 @@ _BY_KIND: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str, str], 
 
 def _of_connection(error: BaseException, address: RedisAddress) -> StoreError:
     causes = _causes(error)
+    for cause in causes:
+        if isinstance(cause, ssl.SSLError):
+            return _of_tls(cause, address)
+    return _of_sockets(error, causes, address)
+
+
+def _of_tls(error: ssl.SSLError, address: RedisAddress) -> StoreError:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        detail = f"its certificate is refused ({error.verify_message}); is ca_file right, and the host's name?"
+        return unavailable(address, "refused", detail)
+    return unavailable(address, "refused", f"no TLS with it ({error.reason or 'broken off'})")
+
+
+def _of_sockets(error: BaseException, causes: Sequence[BaseException], address: RedisAddress) -> StoreError:
     if any(isinstance(cause, ReplyTooLargeError) for cause in causes):
         return unavailable(address, "server", "its answer is larger than any of a store")
     if any(isinstance(cause, ConnectionRefusedError) for cause in causes):
@@ -70,16 +88,6 @@ def _of_connection(error: BaseException, address: RedisAddress) -> StoreError:
     if any(isinstance(cause, OSError) for cause in causes):
         return unavailable(address, "refused", "it cannot be reached")
     return unavailable(address, "closed", "the connection broke")
-
-
-def _of_cluster(error: BaseException, address: RedisAddress) -> StoreError:
-    # redis-py tries all nodes and reports the last one's error as the cause.
-    for cause in _causes(error)[1:]:
-        if isinstance(cause, redis.RedisError) and not isinstance(cause, redis.RedisClusterException):
-            return explain(cause, address)
-    if "not enabled" in str(error):
-        return unavailable(address, "server", "it is no cluster; want a URL with redis://")
-    return unavailable(address, "server", "the cluster does not cover the store's slot")
 
 
 def _causes(error: BaseException | None) -> list[BaseException]:

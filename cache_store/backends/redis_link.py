@@ -7,21 +7,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
-from redis.backoff import NoBackoff
-from redis.cluster import RedisCluster
 from redis.connection import Connection, ConnectionPool
-from redis.exceptions import AskError, MovedError, NoScriptError, RedisClusterException, RedisError, ResponseError
-from redis.retry import Retry
+from redis.exceptions import AskError, MovedError, NoScriptError, RedisError, ResponseError
 
 from cache_store.backends.breaker import Breaker
 from cache_store.backends.redis_address import RedisAddress
-from cache_store.backends.redis_faults import UNREADABLE, explain, unavailable
+from cache_store.backends.redis_faults import MOVING, UNREADABLE, explain, unavailable
+from cache_store.backends.redis_nodes import MAX_CONNECTIONS, Nodes
 from cache_store.backends.redis_scripts import Script
-from cache_store.backends.redis_sockets import Deadline, connection_class
+from cache_store.backends.redis_sockets import Deadline
 from cache_store.errors import StoreError, StoreUnavailableError
-
-MAX_CONNECTIONS = 32
-"""Of one process to one server; more threads wait for a free one, within their deadline."""
 
 Argument = bytes | str | int | float
 Command = tuple[Argument, ...]
@@ -53,22 +48,13 @@ class RedisLink:
         self.breaker = breaker or Breaker()
         self._deadline = Deadline()
         self._places = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        self._lock = threading.Lock()
-        self._cluster: RedisCluster | None = None
-        self._pool: ConnectionPool | None = None if address.cluster else ConnectionPool(**self._pool_settings())
-        # Whether the nodes of a cluster must be asked anew who has the store.
-        self._stale = False
+        self._nodes = Nodes(address, self._deadline, deadline_s, _exchange)
         self._closed = False
 
     def close(self) -> None:
         """Close all connections; what is asked later raises `StoreUnavailableError`."""
         self._closed = True
-        if self._pool is not None:
-            self._pool.disconnect()
-        cluster, self._cluster = self._cluster, None
-        if cluster is not None:
-            # It holds a list for each of 16384 slots, so it is let go of.
-            cluster.close()
+        self._nodes.close()
 
     @contextmanager
     def operation(self) -> Iterator[None]:
@@ -91,9 +77,7 @@ class RedisLink:
 
     def run_after(self, commands: Sequence[Command | bytes], calls: Sequence[Call]) -> list[Any]:
         """The replies to plain commands and to the scripts that run after them, not at once; as `run_all`."""
-        scripts: list[Command] = [
-            ("EVALSHA", script.digest, 1, self.address.root, *arguments) for script, arguments in calls
-        ]
+        scripts: list[Command] = [self._evalsha(script, arguments) for script, arguments in calls]
         if not commands and not scripts:
             return []
         replies = self.ask([*commands, *scripts])
@@ -132,7 +116,7 @@ class RedisLink:
     def _transact(self, calls: Sequence[Together], first: tuple[Command, ...]) -> list[Sequence[Any]]:
         commands, lengths = list(first), list[int]()
         for call in calls:
-            script: Command = ("EVALSHA", call.script.digest, 1, self.address.root, *call.arguments)
+            script = self._evalsha(call.script, call.arguments)
             inner = (*call.before, script, *call.after)
             # A script alone is a transaction.
             whole = (("MULTI",), *inner, ("EXEC",)) if len(inner) > 1 else inner
@@ -145,6 +129,12 @@ class RedisLink:
             results.append(result if queued and isinstance(result, list) else [*queued, result])
             at += length
         return results
+
+    def _evalsha(self, script: Script, arguments: Command) -> Command:
+        # The second key never exists. While a slot is moved key by key, a node does nothing that names a key which is
+        # not there; without it a script would run on half a store and find that damaged.
+        root = self.address.root
+        return ("EVALSHA", script.digest, 2, root, root + b":moving", *arguments)
 
     def ask_one(self, *command: Argument) -> Any:
         """The reply to one command.
@@ -175,7 +165,7 @@ class RedisLink:
                 replies = self._ask_within(commands)
         except StoreUnavailableError as error:
             # Another node of a cluster may have taken over.
-            self._stale = True
+            self._nodes.stale = True
             if error.reason != "timeout":
                 self.breaker.succeed()
             elif not self._deadline.answered:
@@ -191,10 +181,10 @@ class RedisLink:
             raise unavailable(self.address, "timeout", f"all {MAX_CONNECTIONS} connections are in use")
         try:
             with self._explained():
-                replies = _exchange(self._current_pool(), commands)
+                replies = _exchange(self._nodes.pool(), commands)
                 if any(isinstance(reply, AskError) for reply in replies):
                     self._follow(replies)
-                    replies = _exchange(self._current_pool(), commands)
+                    replies = _exchange(self._nodes.pool(), commands)
                 return replies
         finally:
             self._places.release()
@@ -205,75 +195,10 @@ class RedisLink:
         for reply in replies:
             # In redis-py the one is a kind of the other.
             if isinstance(reply, AskError) and not isinstance(reply, MovedError):
-                raise unavailable(self.address, "server", "its slot is being moved to another shard")
+                raise unavailable(self.address, "server", MOVING)
             if isinstance(reply, MovedError) and not self.address.cluster:
                 raise unavailable(self.address, "server", "it is part of a cluster; want a URL with redis+cluster://")
-        self._stale = True
-
-    def _current_pool(self) -> ConnectionPool:
-        if self._pool is not None:
-            return self._pool
-        cluster = self._cluster
-        if cluster is None or self._stale:
-            cluster = self._find_cluster()
-        # redis-py gives this no types.
-        node = cluster.get_node_from_key(self.address.root)  # type: ignore[no-untyped-call]
-        if node is None:
-            raise unavailable(self.address, "server", "no node of the cluster has the store's slot")
-        pool = cluster.get_redis_connection(node).connection_pool
-        assert isinstance(pool, ConnectionPool)
-        return pool
-
-    def _find_cluster(self) -> RedisCluster:
-        if not self._lock.acquire(timeout=self._deadline.left_s()):
-            raise unavailable(self.address, "timeout", "the cluster's nodes are still being looked for")
-        try:
-            if self._cluster is None:
-                self._cluster = self._discover()
-            elif self._stale:
-                self._cluster.nodes_manager.initialize()
-            self._stale = False
-            return self._cluster
-        finally:
-            self._lock.release()
-
-    def _discover(self) -> RedisCluster:
-        settings = self._pool_settings()
-        return RedisCluster(
-            url=f"redis://{self._host_in_url()}:{settings.pop('port')}",
-            retry=Retry(NoBackoff(), 0),
-            require_full_coverage=False,
-            **{name: value for name, value in settings.items() if name not in {"host", "db", "retry"}},
-        )
-
-    def _host_in_url(self) -> str:
-        return f"[{self.address.host}]" if ":" in self.address.host else self.address.host
-
-    def _pool_settings(self) -> dict[str, Any]:
-        address = self.address
-        settings: dict[str, Any] = {
-            "connection_class": connection_class(self._deadline, tls=address.tls),
-            "host": address.host,
-            "port": address.port,
-            "db": address.database,
-            "username": address.username,
-            "password": address.password,
-            "protocol": 2,
-            "retry": Retry(NoBackoff(), 0),
-            "socket_timeout": self.deadline_s,
-            "socket_connect_timeout": self.deadline_s,
-            "socket_read_size": 1 << 18,
-            "max_connections": 2 * MAX_CONNECTIONS,
-            # Two round trips less for each new connection.
-            "driver_info": None,
-        }
-        if address.tls:
-            settings |= {
-                "ssl_ca_certs": address.ca_file,
-                "ssl_certfile": address.cert_file,
-                "ssl_keyfile": address.key_file,
-            }
-        return {name: value for name, value in settings.items() if value is not None or name == "driver_info"}
+        self._nodes.stale = True
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -281,7 +206,7 @@ class RedisLink:
             yield
         except StoreError:
             raise
-        except (RedisError, RedisClusterException) as error:
+        except RedisError as error:
             raise explain(error, self.address) from error
         except TimeoutError as error:
             raise unavailable(self.address, "timeout", "no answer in time") from error
