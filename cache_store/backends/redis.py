@@ -1,10 +1,11 @@
-"""Pages in Redis, shared by machines: every change is one script, every question one round trip.
+"""Pages in Redis, shared by machines: every change is a script, every question one round trip.
 
 A store is one hash tag, `{name}`, so all of it lies on one shard of a cluster; to use more shards, name more stores.
 What a script does is seen whole or not at all. A publish of many pages runs as several scripts of at most
 64, so that the server is never held up for long: each part is atomic, and as parents come before children
 and a page is of use without its children, what is seen between two parts is a shorter prefix and nothing else. The
-same holds for a read of many pages: each page's records belong together.
+same holds for a read of many pages: each page's records belong together. A flush is seen whole after its first script,
+and a page counts as used for whoever makes room from when this process told the server (`redis_recent.py`).
 """
 
 import logging

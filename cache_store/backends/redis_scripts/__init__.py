@@ -14,7 +14,7 @@ bytes for pages of up to 30 records and 32,000 bytes of them, on every shape of 
 takes 420 to 1,140 of that, the rest is jemalloc's rounding up of the records: 30 of 600 bytes need 3,150 to 3,700.
 Pages with more bytes need more than is counted, at worst 29 % of their bytes in all."""
 
-WORK_PAGES = 200
+WORK_PAGES = 128
 """Pages that one run of a script may evict."""
 
 LEASES_AT_ONCE = 128

@@ -104,7 +104,7 @@ local function sweep_scopes(cursor)
 end
 
 local function sweep_leases(cursor)
-  local found, ended = call('ZSCAN', LEASES, cursor, 'COUNT', 5 * LEASES_AT_ONCE), 0
+  local found, ended = call('ZSCAN', LEASES, cursor, 'COUNT', 2 * LEASES_AT_ONCE), 0
   for at = 1, #found[2], 2 do
     local lease = found[2][at]
     if not lives(lease:sub(1, 8)) then
