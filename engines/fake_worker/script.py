@@ -39,12 +39,17 @@ class Reply(_Part):
     Faults, tried in this order: `hang` never answers, `close_before_headers` drops the connection, a `status` other
     than 200 sends `body` as JSON (or as it is, if a string). In a stream, `close_after_chunks` and `error_event_after`
     count content chunks, after the chunk with the role; `no_done` leaves `[DONE]` out. `gzip` compresses what is sent.
+
+    `reuse` is what the header `x-crossfill-reuse` says. `reuse_refusal` is a reason why nothing is reused: a request
+    that requires reuse gets status 409, any other its answer, and the header says `none` with that reason.
     """
 
     text: str = "Hello from the fake worker."
     chunks: tuple[str | dict[str, Any], ...] | None = None
     raw_chunks: tuple[bytes, ...] | None = None
     headers: dict[str, str] = Field(default_factory=dict)
+    reuse: str | None = None
+    reuse_refusal: str | None = None
     ttft_s: Seconds = 0.0
     inter_token_s: Seconds = 0.0
     status: int = Field(default=200, ge=100, le=599)
@@ -62,6 +67,13 @@ class Reply(_Part):
             words = self.text.split(" ")
             return [{"content": word if index == 0 else f" {word}"} for index, word in enumerate(words)]
         return [{"content": chunk} if isinstance(chunk, str) else chunk for chunk in self.chunks]
+
+    def all_headers(self) -> dict[str, str]:
+        """`headers`, and the one about reuse if there is anything to say of it."""
+        said = self.reuse
+        if said is None and self.reuse_refusal is not None:
+            said = f"none; reason={self.reuse_refusal}"
+        return {**({} if said is None else {"x-crossfill-reuse": said}), **self.headers}
 
     def message_text(self) -> str:
         """The content of an answer in one piece."""

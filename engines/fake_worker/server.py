@@ -149,7 +149,9 @@ class _Exchange:
         if reply.close_before_headers:
             return self._drop(web.Response())
         if reply.status != 200:
-            return self._error()
+            return self._error(reply.status, reply.body)
+        if reply.reuse_refusal is not None and self._requires_reuse():
+            return self._error(409, shapes.reuse_refused(reply.reuse_refusal))
         return await self._stream() if self._body.get("stream") else self._whole()
 
     def _drop(self, response: web.StreamResponse) -> web.StreamResponse:
@@ -160,16 +162,20 @@ class _Exchange:
 
     def _headers(self, content_type: str) -> dict[str, str]:
         encoding = {"content-encoding": "gzip"} if self._gzip else {}
-        return {"content-type": content_type, **encoding, **self._reply.headers}
+        return {"content-type": content_type, **encoding, **self._reply.all_headers()}
+
+    def _requires_reuse(self) -> bool:
+        """Whether the router's word on this request is that it may not be answered without reuse."""
+        said = (self._body.get("custom_params") or {}).get("crossfill") or {}
+        return bool(said.get("reuse") == "require")
 
     def _piece(self, data: bytes) -> bytes:
         return self._gzip.piece(data) if self._gzip else data
 
-    def _error(self) -> web.Response:
-        body = self._reply.body
+    def _error(self, status: int, body: str | dict[str, Any] | None) -> web.Response:
         text, content_type = (body, "text/plain") if isinstance(body, str) else (json.dumps(body), "application/json")
         data = self._piece(text.encode()) + (self._gzip.end() if self._gzip else b"")
-        return web.Response(status=self._reply.status, body=data, headers=self._headers(content_type))
+        return web.Response(status=status, body=data, headers=self._headers(content_type))
 
     def _whole(self) -> web.Response:
         answer = self._answer.whole(self._reply)

@@ -136,6 +136,12 @@ def error_event() -> bytes:
     return event({"error": {"message": "scripted failure", "type": "InternalServerError", "param": None, "code": 500}})
 
 
+def reuse_refused(reason: str) -> Json:
+    """How a worker says that a request required reuse, and nothing could be reused."""
+    message = f"crossfill.reuse is `require`, and nothing could be reused: {reason}"
+    return {"object": "error", "message": message, "type": "ReuseRefused", "param": None, "code": 409}
+
+
 def finish_reason(reply: Reply) -> str:
     """`tool_calls` if any delta calls a tool."""
     return "tool_calls" if any("tool_calls" in piece for piece in reply.pieces()) else "stop"

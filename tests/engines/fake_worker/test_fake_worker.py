@@ -259,3 +259,17 @@ def test_program_serves_a_script_and_ends_on_a_signal(tmp_path: Path) -> None:
 def test_import_brings_neither_torch_nor_the_router() -> None:
     output = subprocess.run([sys.executable, "-c", HEAVY_IMPORTS], capture_output=True, text=True, check=True).stdout
     assert output.strip() == ""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reuse_is_told_and_refused_as_workers_do(stream: bool) -> None:
+    guided, refusing = Reply(reuse="guided; blocks=1/2"), Reply(reuse_refusal="cached")
+    required = {"custom_params": {"crossfill": {"reuse": "require", "tenant": "t", "salt": ""}}}
+    async with FakeWorker(Script(responses=(guided, refusing, refusing, Reply()))) as worker:
+        answers = [await ask(worker, stream=stream, **asked) for asked in (required, {}, required, {})]
+    told = [answer.headers.get("x-crossfill-reuse") for answer in answers]
+    assert told == ["guided; blocks=1/2", "none; reason=cached", "none; reason=cached", None]
+    assert [answer.status_code for answer in answers] == [200, 200, 409, 200]
+    assert answers[2].headers["content-type"].startswith("application/json")
+    assert answers[2].json()["type"] == "ReuseRefused"
+    assert answers[2].json()["message"].endswith("nothing could be reused: cached")
