@@ -16,9 +16,10 @@
         │   ├── ModelNotFoundError      404  no such model here
         │   ├── UploadTimeoutError      408  the body took longer than `limits.upload_s`
         │   ├── BodyTooLargeError       413  more bytes than `limits.body_bytes`
-        │   ├── ReuseUnavailableError   422  reuse is required and no worker can reuse
+        │   ├── ReuseUnavailableError   409  reuse is required, and the model that is asked for cannot reuse
         │   └── HeadTooLargeError       431  more bytes of request line and headers than the router reads
         ├── WorkerRefusalError          the client, in the worker's words: a 4xx of the worker, relayed
+        │   └── ReuseRefusedError       409  reuse is required, and there was nothing to reuse for this prompt
         ├── MetricsLostError            503  the operator: files of a running process were removed
         ├── ShuttingDownError           503  nobody: the process ends, the client may try again
         ├── StoreFailedError            503  the operator: the shared store did not do what was asked
@@ -39,6 +40,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 JsonObject = dict[str, object]
+
+REUSE_FIELD = "crossfill.reuse"
+"""Path of the field with which a request asks for reuse."""
+
+# OpenAI's SDKs send a request that was answered with 409 again unless they are told not to.
+_NO_RETRY = {"x-should-retry": "false"}
 
 
 class RouterError(Exception):
@@ -158,17 +165,23 @@ class AdministrationOffError(ClientError):
 
 
 class ReuseUnavailableError(ClientError):
-    """The request insists on reuse, and no worker can reuse what other models computed."""
+    """The request insists on reuse, and nothing that it may be sent to can reuse what other models computed.
 
-    status = 422
+    `model` is the one that is asked for, `able` are the models that can.
+    """
+
+    status = 409
     code = "reuse_unavailable"
 
-    def __init__(self) -> None:
+    def __init__(self, model: str, able: Sequence[str]) -> None:
+        others = f"those that can: {', '.join(able)}" if able else "no model here can"
         super().__init__(
-            "`crossfill.reuse` is `require`, and no worker here can reuse what other models computed; "
+            f"`{REUSE_FIELD}` is `require`, and {model!r} cannot reuse what other models computed; {others}. "
             "`allow` uses reuse where there is any.",
-            param="crossfill.reuse",
+            param=REUSE_FIELD,
+            headers=_NO_RETRY,
         )
+        self.model = model
 
 
 class ModelNotFoundError(ClientError):
@@ -212,6 +225,15 @@ class WorkerRefusalError(AnsweredError):
         super().__init__(message, param=param, code=code)
         self.status = status
         self.type = type_ or type(self).type
+
+
+class ReuseRefusedError(WorkerRefusalError):
+    """The request insists on reuse, and its worker could not reuse anything; `why` are the worker's words."""
+
+    def __init__(self, why: str) -> None:
+        message = why if REUSE_FIELD in why else f"`{REUSE_FIELD}` is `require`, and nothing could be reused: {why}"
+        super().__init__(message, status=409, type_=None, param=REUSE_FIELD, code="reuse_refused")
+        self.headers.update(_NO_RETRY)
 
 
 class MetricsLostError(AnsweredError):

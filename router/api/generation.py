@@ -19,7 +19,6 @@ from router.request.generation import (
     parse_completion,
     parse_either,
 )
-from router.request.options import require_available
 from router.services import Services
 from router.stream.client import while_client_listens
 from router.telemetry.record import record_of
@@ -68,10 +67,9 @@ class Door:
         def understand(body: bytes) -> tuple[GenerationRequest, Decide]:
             record.received_s, record.body_bytes = services.clock(), len(body)
             asked = parse(parse_json_object(body, self._limits), self._limits, option_headers)
-            require_available(asked.options, can_reuse=services.pool.can_reuse)
             record.namespace = extra_key(tenant, asked.cache_salt, asked.options.reuse)
             situation = services.sessions.situation(record, asked, record.namespace)
-            return asked, services.decider.prepare(asked, record.request_id, situation)
+            return asked, services.decider.prepare(asked, record.request_id, situation, services.pool.reusing)
 
         return await self._reader.read(request, understand)
 

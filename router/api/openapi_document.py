@@ -37,8 +37,8 @@ _REFUSALS = {
     "401": "The router asks for API keys, and this is none.",
     "404": "No such model.",
     "408": "The body took too long.",
+    "409": "Reuse is required; the model cannot reuse, or there was nothing to reuse.",
     "413": "The body is too large.",
-    "422": "Reuse is required, and no worker can reuse.",
     "431": "The headers are too large.",
 }
 _OPTIONS_SCHEMA: Json = {

@@ -22,7 +22,7 @@ class ModelConfig(Section):
     `capability` in [0, 1] is how well the model answers the hardest queries; without it the ladder's default is used.
     `prefill_tokens_per_s` is how fast a worker prefills; without it the router learns it.
     `system_role` says how it takes system turns: `system` renames developer turns, `native` changes nothing, `user`
-    merges both into the first user turn.
+    merges both into the first user turn. `reuses` says that its workers can take what other models left in the store.
     """
 
     name: ModelName
@@ -31,6 +31,7 @@ class ModelConfig(Section):
     cost: CostConfig | None = None
     prefill_tokens_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     system_role: SystemRole = "system"
+    reuses: bool = False
 
     @model_validator(mode="after")
     def _workers_differ(self) -> Self:

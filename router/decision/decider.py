@@ -13,7 +13,8 @@ from router.decision.scorers import Candidate
 from router.decision.scorers.heuristic import HeuristicScorer, default_capabilities
 from router.decision.scorers.learned import LearnedScorer, read_artifact
 from router.decision.scorers.recorded import RecordedScorer, read_recorded
-from router.errors import ModelNotFoundError
+from router.errors import ModelNotFoundError, ReuseUnavailableError
+from router.request.options import Reuse
 
 if TYPE_CHECKING:
     from router.config import RouterConfig, RoutingConfig
@@ -40,11 +41,40 @@ class Decider:
         """Every name that a request may give, the routed one first."""
         return (AUTO_MODEL, *self._concrete) if self._routing.ladder else self._concrete
 
-    def prepare(self, request: GenerationRequest, request_id: str, situation: Situation = NOTHING_KNOWN) -> Decide:
-        """Score `request` once; the result decides from that as often as needed. Raises ModelNotFoundError."""
-        rule, ladder = self._rule, self._routing.ladder
+    def prepare(
+        self,
+        request: GenerationRequest,
+        request_id: str,
+        situation: Situation = NOTHING_KNOWN,
+        reusing: Collection[str] = (),
+    ) -> Decide:
+        """Score `request` once; the result decides from that as often as needed.
+
+        A request that requires reuse goes to none but the models that are `reusing` what others computed. Raises
+        ModelNotFoundError, ReuseUnavailableError.
+        """
         if request.model not in self.models:
             raise ModelNotFoundError(request.model, self.models)
+        decide = self._prepare(request, request_id, situation)
+        return decide if request.options.reuse is not Reuse.REQUIRE else self._among(request.model, reusing, decide)
+
+    def _among(self, asked: str, reusing: Collection[str], decide: Decide) -> Decide:
+        """`decide`, with models that cannot reuse as good as unavailable."""
+        choices = self._routing.ladder if asked == AUTO_MODEL else None
+        able = [name for name in choices or (asked,) if name in reusing]
+        unable = frozenset(self._concrete).difference(able)
+        if not able:
+            raise ReuseUnavailableError(asked, [name for name in self._concrete if name in reusing])
+
+        def decide_among(unavailable: Collection[str]) -> Decision:
+            # If none of them is usable now, they are still the ones to name: no other may step in.
+            usable = [name for name in able if name not in unavailable]
+            return decide(unable.union(unavailable) if usable else unable)
+
+        return decide_among
+
+    def _prepare(self, request: GenerationRequest, request_id: str, situation: Situation) -> Decide:
+        rule, ladder = self._rule, self._routing.ladder
         if request.model != AUTO_MODEL or ladder is None:
             explicit = decide_explicit(request_id, request.model, tau=rule.tau, sigma=rule.sigma)
             return lambda _: explicit

@@ -85,7 +85,8 @@ NOTHING_KNOWN = Situation()
 class Decision:
     """A routing decision with all that is needed to make it again.
 
-    `ladder` is weakest first and empty for an explicit model; `unavailable` names its models without a usable worker.
+    `ladder` is weakest first and empty for an explicit model; `unavailable` names its models without a usable worker,
+    which for a request that requires reuse is one that can reuse.
     `cost` is the expected cost of the request by model, in the unit of the configured prices.
     """
 
@@ -137,12 +138,16 @@ class Decision:
         record.update((key, value) for key, value in optional.items() if value not in (None, [], {}))
         return record
 
-    def to_header(self) -> str:
-        """The record, without features, as compact ASCII JSON."""
+    def to_told(self) -> JsonObject:
+        """The record as clients get it with an answer: without features."""
         record = self.to_json()
         record.pop("features", None)
+        return record
+
+    def to_header(self) -> str:
+        """What clients are told, as compact ASCII JSON."""
         # Names of models and request ids are ASCII, which the header needs.
-        return orjson.dumps(record).decode("ascii")
+        return orjson.dumps(self.to_told()).decode("ascii")
 
 
 def decide_explicit(request_id: str, model: str, *, tau: float | tuple[float, ...], sigma: float) -> Decision:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from router.dispatch.answers import StreamAnswer, WholeAnswer
 from router.dispatch.deadline import Deadline
+from router.dispatch.reuse_outcome import NOTHING_SAID, reuse_outcome
 from router.dispatch.worker_answers import (
     RETRIED_STATUSES,
     error_of_status,
@@ -140,7 +141,7 @@ class Dispatcher:
         if failure is not None:
             record.retries.append(failure.reason.value)
             self._metrics.count_retry(failure.reason)
-        record.decision, record.placement = decision, placement
+        record.decision, record.placement, record.reuse = decision, placement, NOTHING_SAID
         record.attempts += 1
         record.sent_s = self._clock()
 
@@ -156,7 +157,7 @@ class Dispatcher:
                 try:
                     response = await self._send(worker, request, record)
                     held.callback(response.close)
-                    answer = await self._receive(worker, response, deadline, is_stream=is_stream)
+                    answer = await self._receive(worker, response, deadline, record, is_stream=is_stream)
                 except TransportError as error:
                     # Its text holds the worker's address or its bytes: for the log and not for clients.
                     _log.warning("request %s on worker %s: %s", record.request_id, worker.id, error)
@@ -167,7 +168,8 @@ class Dispatcher:
             return answer
 
     async def _send(self, worker: Worker, request: GenerationRequest, record: RequestRecord) -> UpstreamResponse:
-        assert record.namespace is not None, "every endpoint identifies its client first"
+        assert record.tenant is not None, "every endpoint identifies its client first"
+        assert record.namespace is not None, "known since the request is understood"
         # Written afresh: nothing of the client's headers, its key above all, goes to a worker.
         headers = {
             "content-type": "application/json",
@@ -179,6 +181,7 @@ class Dispatcher:
             request.worker_body,
             model=worker.model,
             rid=f"cf-{self._new_id()}",
+            tenant=record.tenant,
             extra_key=record.namespace,
             system_role=worker.system_role,
         )
@@ -186,23 +189,32 @@ class Dispatcher:
         return await self._transport.post(worker.url + request.path, headers, body)
 
     async def _receive(
-        self, worker: Worker, response: UpstreamResponse, deadline: Deadline, *, is_stream: bool
+        self, worker: Worker, response: UpstreamResponse, deadline: Deadline, record: RequestRecord, *, is_stream: bool
     ) -> Answer:
         if not 200 <= response.status < 300:
-            raise await self._error_answer(worker, response)
+            raise await self._error_answer(worker, response, record)
         if is_stream and is_event_stream(response.headers):
             first = await response.read_some()
             if not first:
                 raise ConnectionLostError("the stream ended before its first byte")
             worker.saw_life(self._clock())
+            self._note_reuse(worker, response, record)
             return StreamAnswer(response, first, worker, deadline, self._limits.between_bytes_s, self._clock)
         body = await response.read_all()
         worker.saw_life(self._clock())
+        self._note_reuse(worker, response, record)
         usage = usage_of(read_success(body, is_stream=is_stream).get("usage"))
         return WholeAnswer(response.status, passed_headers(response.headers), body, usage)
 
-    async def _error_answer(self, worker: Worker, response: UpstreamResponse) -> RouterError:
+    def _note_reuse(self, worker: Worker, response: UpstreamResponse, record: RequestRecord) -> None:
+        """Not before the answer is there: what a worker said of one that broke holds for nothing."""
+        record.reuse = reuse_outcome(response.headers)
+        if record.reuse.header:
+            self._metrics.count_reuse(worker.model, record.reuse)
+
+    async def _error_answer(self, worker: Worker, response: UpstreamResponse, record: RequestRecord) -> RouterError:
         body = await response.read_at_most(_LONGEST_ERROR_BYTES)
+        self._note_reuse(worker, response, record)
         error = error_of_status(response.status, body, response.headers, self._retry_after_s)
         if response.status in RETRIED_STATUSES:
             return _AttemptFailedError(RetryReason(f"status_{response.status}"), error)

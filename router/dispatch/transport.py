@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 # SGLang's HTTP server closes an idle connection after 5 s; a request must not meet one that is just closing.
 _KEEP_IDLE_S = 3.0
 
+# aiohttp's own limit of 8 KiB would make one wordy header the end of a connection, and that of a worker's health.
+_LONGEST_HEADER_BYTES = 64 * 2**10
+
 
 class UpstreamResponse(Protocol):
     """Status and headers of a worker's answer, and its body as it comes. Must be closed."""
@@ -93,6 +96,7 @@ class AiohttpTransport:
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
             headers={"user-agent": "crossfill-router"},
+            max_field_size=_LONGEST_HEADER_BYTES,
         )
         return self
 

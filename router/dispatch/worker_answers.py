@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from router.dispatch.reuse_outcome import reuse_outcome
 from router.errors import (
     AnsweredError,
     JsonObject,
     NoHealthyWorkerError,
+    ReuseRefusedError,
     WorkerFailedError,
     WorkerRefusalError,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 RETRIED_STATUSES = frozenset({502, 503, 504})
 
@@ -29,6 +31,7 @@ _LONGEST_TEXT = 2000
 
 # OpenAI's types are lower-case words; SGLang's, like `BadRequest` or `400`, only repeat the status.
 _OPENAI_TYPE = re.compile(r"[a-z_]+")
+_REUSE_REFUSED = "ReuseRefused"
 _SECONDS = re.compile(r"[0-9]{1,9}")
 # FastAPI tells in a validation error where the endpoint stands: nobody's business but the worker's.
 _PLACE_IN_SOURCE = re.compile(r'\s*File "[^"\n]*", line \d+, in \w+[^\n]*(?:\n {4}[A-Z]+ /\S*)?')
@@ -56,9 +59,8 @@ _NOT_PASSED = frozenset(
         "x-request-id",
     }
 )
-# The router says these itself; of its own, a worker tells only what it reused.
+# The router says these itself, what a worker reused too.
 _OURS = "x-crossfill-"
-_OURS_FROM_WORKERS = frozenset({"x-crossfill-reuse"})
 
 
 class TokenKind(StrEnum):
@@ -102,10 +104,7 @@ def passed_headers(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, byte
     return [
         (name.encode(), value.encode("latin-1", "replace"))
         for name, value in pairs
-        if name not in dropped
-        and (not name.startswith(_OURS) or name in _OURS_FROM_WORKERS)
-        and name.isascii()
-        and not _CONTROL.search(value)
+        if name not in dropped and not name.startswith(_OURS) and name.isascii() and not _CONTROL.search(value)
     ]
 
 
@@ -116,10 +115,13 @@ def is_event_stream(headers: Iterable[tuple[str, str]]) -> bool:
     )
 
 
-def error_of_status(status: int, body: bytes, headers: Iterable[tuple[str, str]], retry_after_s: int) -> AnsweredError:
+def error_of_status(status: int, body: bytes, headers: Sequence[tuple[str, str]], retry_after_s: int) -> AnsweredError:
     """What a worker's answer other than 2xx becomes for the client."""
     told = _told_error(body)
     message = _message(told, body)
+    if status == 409 and told.get("type") == _REUSE_REFUSED:
+        reason = reuse_outcome(headers).reason
+        return ReuseRefusedError(message or (reason.value if reason else "the worker gives no reason"))
     if status == 503:
         return NoHealthyWorkerError(message or "The worker is not available.", retry_after_s=retry_after_s)
     if status in _ROUTER_CREDENTIAL_STATUSES:

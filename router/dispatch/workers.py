@@ -34,13 +34,20 @@ class Worker:
     """One worker process. `id` is `<model>/<index in the configuration>`; it is public, the URL is not.
 
     `system_role` is how its model takes system turns. `last_life_s` is when it last sent anything (monotonic clock),
-    `slow` says that probes fail while it still works, `can_reuse` that it can reuse what other models computed: False
-    until a worker says so, which none does yet. `prefixes` is what it has prefilled since it became healthy, in at most
+    `slow` says that probes fail while it still works, `can_reuse` that it can reuse what other models computed.
+    `prefixes` is what it has prefilled since it became healthy, in at most
     `mirror_entries` digests. `on_change` is called after each change of `state` and `in_flight`.
     """
 
     def __init__(
-        self, model: str, index: int, url: str, mirror_entries: int = 0, system_role: SystemRole = "system"
+        self,
+        model: str,
+        index: int,
+        url: str,
+        mirror_entries: int = 0,
+        system_role: SystemRole = "system",
+        *,
+        can_reuse: bool = False,
     ) -> None:
         self.model = model
         self.system_role: SystemRole = system_role
@@ -49,7 +56,7 @@ class Worker:
         self.state = WorkerState.STARTING
         self.slow = False
         self.prefixes = PrefixMirror(mirror_entries)
-        self.can_reuse = False
+        self.can_reuse = can_reuse
         self.in_flight = 0
         self.failures = 0
         self.last_life_s = float("-inf")
@@ -110,7 +117,8 @@ class WorkerPool:
         entries = self._affinity.mirror_bytes // sum(len(model.workers) for model in models) // ENTRY_BYTES
         self._by_model = {
             model.name: tuple(
-                Worker(model.name, index, url, entries, model.system_role) for index, url in enumerate(model.workers)
+                Worker(model.name, index, url, entries, model.system_role, can_reuse=model.reuses)
+                for index, url in enumerate(model.workers)
             )
             for model in models
         }
@@ -127,9 +135,9 @@ class WorkerPool:
         return dict(self._by_model)
 
     @property
-    def can_reuse(self) -> bool:
-        """Whether any worker can reuse what other models computed."""
-        return any(worker.can_reuse for worker in self.workers)
+    def reusing(self) -> frozenset[str]:
+        """Models with a worker that can reuse what other models computed, healthy or not."""
+        return frozenset(worker.model for worker in self.workers if worker.can_reuse)
 
     def unavailable(self, tried: Collection[Worker] = ()) -> frozenset[str]:
         """Models that have no healthy worker outside `tried`."""

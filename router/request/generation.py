@@ -76,13 +76,14 @@ class GenerationRequest(ABC):
     def turns(self) -> tuple[Turn, ...]:
         """What is asked, as text."""
 
-    def worker_body(self, *, model: str, rid: str, extra_key: str, system_role: SystemRole) -> bytes:
+    def worker_body(self, *, model: str, rid: str, tenant: str, extra_key: str, system_role: SystemRole) -> bytes:
         """The JSON for a worker of `model`: the client's fields, with those that the router owns set or removed.
 
         Nulls of known fields are left out: they mean the default, and SGLang refuses some of them.
         """
         body = {name: value for name, value in self.payload.items() if value is not None or name not in self.known}
-        body |= {"model": model, "rid": rid, "extra_key": extra_key, "custom_params": self.options.to_worker()}
+        told = self.options.to_worker(tenant, self.cache_salt)
+        body |= {"model": model, "rid": rid, "extra_key": extra_key, "custom_params": told}
         for name in _NEVER_FORWARDED:
             body.pop(name, None)
         if self.stream:

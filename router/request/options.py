@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from router.errors import InvalidRequestError, ReuseUnavailableError
+from router.errors import InvalidRequestError
 from router.request.ids import ID_RULE, is_id
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ NAME = "crossfill"
 """Of the field and of the header."""
 
 _LONGEST_KEY = 100
+_KEYS = f"`{NAME}.reuse` and `{NAME}.session`"
 
 
 class Reuse(StrEnum):
@@ -37,9 +38,13 @@ class RequestOptions:
     reuse: Reuse = Reuse.ALLOW
     session: str | None = None
 
-    def to_worker(self) -> JsonObject:
-        """What a worker is told, as `custom_params` of its request."""
-        return {NAME: {"reuse": self.reuse.value}}
+    def to_worker(self, tenant: str, cache_salt: str | None) -> JsonObject:
+        """What a worker is told, as `custom_params` of its request.
+
+        `tenant` is whose key the request came with: the worker shares state within it, and within its salt if it has
+        one.
+        """
+        return {NAME: {"reuse": self.reuse.value, "tenant": tenant, "salt": cache_salt or ""}}
 
 
 def read_options(body: JsonObject, headers: Sequence[str] = ()) -> RequestOptions:
@@ -51,13 +56,10 @@ def read_options(body: JsonObject, headers: Sequence[str] = ()) -> RequestOption
         **(_checked(_parsed(headers), "The header") if headers else {}),
         **(_checked(body[NAME], "The field") if body.get(NAME) is not None else {}),
     }
-    return RequestOptions(reuse=Reuse(given.get("reuse", Reuse.ALLOW)), session=given.get("session"))
-
-
-def require_available(options: RequestOptions, *, can_reuse: bool) -> None:
-    """Raise ReuseUnavailableError if the request insists on reuse and there is no worker that can reuse."""
-    if options.reuse is Reuse.REQUIRE and not can_reuse:
-        raise ReuseUnavailableError
+    return RequestOptions(
+        reuse=Reuse(given.get("reuse", Reuse.ALLOW)),
+        session=given.get("session"),
+    )
 
 
 def _parsed(headers: Sequence[str]) -> object:
@@ -69,7 +71,7 @@ def _parsed(headers: Sequence[str]) -> object:
         raise InvalidRequestError(f"The header `{NAME}` must be a JSON object: {error}.", param=NAME) from error
 
 
-def _checked(given: Any, place: str) -> dict[str, str]:
+def _checked(given: Any, place: str) -> dict[str, Any]:
     """`given` if it is an object of known keys with fit values."""
     if not isinstance(given, dict):
         raise InvalidRequestError(f"{place} `{NAME}` must be a JSON object.", param=NAME)
@@ -83,7 +85,5 @@ def _checked(given: Any, place: str) -> dict[str, str]:
                 if not (isinstance(value, str) and is_id(value)):
                     raise InvalidRequestError(f"`{param}` must be {ID_RULE}", param=param)
             case _:
-                raise InvalidRequestError(
-                    f"`{param}` is unknown; `{NAME}` has `{NAME}.reuse` and `{NAME}.session`.", param=param
-                )
+                raise InvalidRequestError(f"`{param}` is unknown; `{NAME}` has {_KEYS}.", param=param)
     return given

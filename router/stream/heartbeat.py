@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Self
 
 import orjson
 
+from router.dispatch.reuse_outcome import REUSE_HEADER
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
@@ -73,11 +75,16 @@ class Heartbeat:
             await asyncio.sleep(self._interval_s)
 
 
-def told_late(record: RequestRecord, headers: list[tuple[bytes, bytes]]) -> bytes:
-    """One comment with what the response headers would have said, had they not gone out before it was known.
+def told_late(record: RequestRecord) -> bytes:
+    """Comments with what the response headers would have said, had they not gone out before it was known."""
+    return comment(orjson.dumps(record.decision_headers()).decode()) + reuse_told_late(record)
 
-    `headers` are the worker's; those of ours among them and the router's own are told.
-    """
-    ours = [pair for pair in headers if pair[0].startswith(b"x-crossfill-")]
-    told = {name.decode(): value.decode("latin-1") for name, value in (*record.crossfill_headers(), *ours)}
-    return b": " + orjson.dumps(told) + b"\n\n"
+
+def reuse_told_late(record: RequestRecord) -> bytes:
+    """The one with the worker's word on reuse; nothing if it said none."""
+    return comment(f"{REUSE_HEADER}: {record.reuse.header}") if record.reuse.header else b""
+
+
+def comment(line: str) -> bytes:
+    """`line`, which has no line break, where readers of server-sent events see nothing."""
+    return f": {line}\n\n".encode()

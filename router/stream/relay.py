@@ -19,10 +19,10 @@ from router.errors import (
     WorkerFailedError,
     error_object,
 )
-from router.stream.heartbeat import COMMENT, Heartbeat, told_late
+from router.stream.heartbeat import COMMENT, Heartbeat, reuse_told_late, told_late
 from router.stream.sse import EventMeter
 from router.stream.stream_repair import Repair, StreamRepair
-from router.telemetry.record import Outcome, outcome_of, reuse_of
+from router.telemetry.record import Outcome, outcome_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,15 +76,15 @@ class Relay:
 
         `has_begun` says that the head of the answer has gone out already, by a heartbeat.
         """
-        record.has_answer_begun, record.reuse = True, reuse_of(answer.headers)
+        record.has_answer_begun = True
         if isinstance(answer, WholeAnswer):
             record.usage = answer.usage
-            await _send_whole(answer, send)
+            await _send_whole(answer, answer.body, send)
             record.outcome = Outcome.OK
             return
         with answer:
             if has_begun:
-                await _send_part(send, told_late(record, answer.headers))
+                await _send_part(send, told_late(record))
             else:
                 await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
             repair = StreamRepair(self._repair_teller(record))
@@ -99,7 +99,8 @@ class Relay:
     async def send_error(self, error: AnsweredError, send: Send, record: RequestRecord) -> None:
         """End a stream whose head a heartbeat has sent and for which there is no answer."""
         record.outcome, record.error_code = outcome_of(error), error.code
-        await send({"type": "http.response.body", "body": _frame(error, record), "more_body": False})
+        told = reuse_told_late(record) + _frame(error, record)
+        await send({"type": "http.response.body", "body": told, "more_body": False})
 
     def _repair_teller(self, record: RequestRecord) -> Callable[[Repair], None]:
         told: set[Repair] = set()
@@ -206,7 +207,7 @@ async def _send_part(send: Send, part: bytes) -> None:
     await send({"type": "http.response.body", "body": part, "more_body": True})
 
 
-async def _send_whole(answer: WholeAnswer, send: Send) -> None:
-    headers = [*answer.headers, (b"content-length", str(len(answer.body)).encode())]
+async def _send_whole(answer: WholeAnswer, body: bytes, send: Send) -> None:
+    headers = [*answer.headers, (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
-    await send({"type": "http.response.body", "body": answer.body, "more_body": False})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

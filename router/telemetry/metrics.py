@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from router.dispatch.affinity import Placement
     from router.dispatch.dispatcher import RetryReason
+    from router.dispatch.reuse_outcome import ReuseOutcome
     from router.dispatch.workers import Worker
     from router.sessions.pins import PinEvent
     from router.stream.stream_repair import Repair
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 UNMATCHED_ROUTE = "other"
 UNDECIDED = "none"
+NO_REASON = "none"
 
 # 76 equal ratios from 50 ms to 2 s are 5 % each: a change of 10 % in a median stays visible.
 _FINE_STEPS = 76
@@ -137,6 +139,11 @@ class RouterMetrics:
             "crossfill_stream_repairs", "Faults in workers' streams that were mended, or seen and left.", ["kind"]
         )
         self._heartbeats = counter("crossfill_heartbeats", "Comments written to streams on which nothing came.")
+        self._reuse_answers = counter(
+            "crossfill_reuse_answers",
+            "Answers of workers, errors too, that tell of reuse between models, by what they tell.",
+            ["model", "mode", "reason"],
+        )
         self._http = counter("crossfill_http_requests", "HTTP requests by route template.", ["route", "status"])
 
         self._auth_failures = counter(
@@ -181,6 +188,11 @@ class RouterMetrics:
         """A fault in a worker's stream."""
         self._repairs.labels(kind.value).inc()
 
+    def count_reuse(self, model: str, outcome: ReuseOutcome) -> None:
+        """A worker of `model` told what it made of state that others left."""
+        reason = outcome.reason.value if outcome.reason else NO_REASON
+        self._reuse_answers.labels(model, outcome.mode.value, reason).inc()
+
     def count_heartbeat(self) -> None:
         """A comment was written to a silent stream."""
         self._heartbeats.inc()
@@ -188,7 +200,7 @@ class RouterMetrics:
     def observe_first_token(self, record: RequestRecord, ttft_s: float) -> None:
         """The first content token of a stream is about to leave the router, `ttft_s` after the request's arrival."""
         model = record.model or UNDECIDED
-        self._ttft.labels(model, record.reuse.value).observe(ttft_s)
+        self._ttft.labels(model, record.reuse.mode.value).observe(ttft_s)
         if record.received_s is None or record.decided_s is None:
             return
         parts = {

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, cast
 
+from router.dispatch.reuse_outcome import NOTHING_SAID, REUSE_HEADER, ReuseOutcome
 from router.errors import (
     ClientError,
     MetricsLostError,
@@ -18,7 +19,7 @@ from router.errors import (
 from router.sessions.prompt import Prompt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, MutableMapping
+    from collections.abc import MutableMapping
     from typing import Any
 
     from router.decision.policy import Decision
@@ -27,16 +28,6 @@ if TYPE_CHECKING:
     from router.errors import AnsweredError
 
 _SCOPE_KEY = "crossfill.record"
-
-
-class ReuseOutcome(StrEnum):
-    """What a worker made of state that others left; it says so in its header `x-crossfill-reuse`."""
-
-    NONE = "none"
-    GUIDED = "guided"
-    MAP = "map"
-    CORRECTED = "corrected"
-    FALLBACK = "fallback"
 
 
 class Phase(StrEnum):
@@ -66,10 +57,10 @@ class RequestRecord:
     """What is known of one request.
 
     `arrived_s`, `received_s` (its body is there and its turn has come), `decided_s` and `sent_s` (the last attempt) are
-    seconds on the monotonic clock, `ttft_s` is from arrival. `placement` is that of the last attempt, `ttft_unknown`
-    names models whose prefill speed was asked and not known. `tenant` is whose key the request came with (`local` where
-    no key is asked for), None until that is known, `operator` that of one about the router itself; `namespace` is what
-    a worker may share with it.
+    seconds on the monotonic clock, `ttft_s` is from arrival. `placement` is that of the last attempt, `reuse` what its
+    worker said of state that others left, `ttft_unknown` names models whose prefill speed was asked and not known.
+    `tenant` is whose key the request came with (`local` where no key is asked for), None until that is known,
+    `operator` that of one about the router itself; `namespace` is what a worker may share with it.
     """
 
     request_id: str
@@ -92,7 +83,7 @@ class RequestRecord:
     decided_s: float | None = None
     ttft_s: float | None = None
     usage: Usage | None = None
-    reuse: ReuseOutcome = ReuseOutcome.NONE
+    reuse: ReuseOutcome = NOTHING_SAID
     has_answer_begun: bool = False
     is_generation: bool = False
 
@@ -107,9 +98,16 @@ class RequestRecord:
         return self.placement.worker.id if self.placement else None
 
     def crossfill_headers(self) -> list[tuple[bytes, bytes]]:
-        """Response headers that tell the decision; empty before there is one. Every value is ASCII by construction."""
+        """Response headers that tell the decision and what the worker reused, as far as known; all of it is ASCII."""
+        headers = self.decision_headers()
+        if self.reuse.header:
+            headers[REUSE_HEADER] = self.reuse.header
+        return [(name.encode(), value.encode("ascii")) for name, value in headers.items()]
+
+    def decision_headers(self) -> dict[str, str]:
+        """Those that tell the decision; empty before there is one."""
         if self.decision is None:
-            return []
+            return {}
         headers = {
             "x-crossfill-model": self.decision.model,
             "x-crossfill-reason": self.decision.reason.value,
@@ -118,7 +116,7 @@ class RequestRecord:
         if self.placement is not None:
             headers["x-crossfill-worker"] = self.placement.worker.id
             headers["x-crossfill-placement"] = self.placement.to_header()
-        return [(name.encode(), value.encode("ascii")) for name, value in headers.items()]
+        return headers
 
 
 def outcome_of(error: AnsweredError) -> Outcome:
@@ -132,12 +130,6 @@ def outcome_of(error: AnsweredError) -> Outcome:
     if isinstance(error, (NoHealthyWorkerError, StoreFailedError)):
         return Outcome.UNAVAILABLE
     return Outcome.TIMEOUT if isinstance(error, UpstreamTimeoutError) else Outcome.UPSTREAM_ERROR
-
-
-def reuse_of(headers: Iterable[tuple[bytes, bytes]]) -> ReuseOutcome:
-    """The worker's word on reuse, among the headers of its answer; a word that nobody knows is `none`."""
-    told = next((value.decode("latin-1") for name, value in headers if name == b"x-crossfill-reuse"), "")
-    return next((reuse for reuse in ReuseOutcome if reuse.value == told), ReuseOutcome.NONE)
 
 
 def attach(scope: MutableMapping[str, Any], record: RequestRecord) -> None:

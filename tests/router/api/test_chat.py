@@ -105,10 +105,11 @@ async def test_fields_that_the_router_owns_cannot_be_set_by_a_client(duo: Any) -
     await duo.chat(**client)
     await duo.chat()
     salted, again, plain = (request.body for request in duo.small.requests)
+    told = [{"reuse": "allow", "tenant": "local", "salt": salt} for salt in ("s", "s", "")]
+    assert [body["custom_params"] for body in (salted, again, plain)] == [{"crossfill": each} for each in told]
     for body in (salted, again, plain):
         assert body["model"] == "small"
         assert body["rid"].startswith("cf-")
-        assert body["custom_params"] == {"crossfill": {"reuse": "allow"}}
         assert not {"cache_salt", "crossfill"} & set(body)
     assert salted["rid"] != again["rid"]
     assert salted["extra_key"] == again["extra_key"] != plain["extra_key"]

@@ -8,7 +8,7 @@ import pytest
 from router.errors import InvalidRequestError
 from router.request.options import RequestOptions, Reuse, read_options
 
-OFF, REQUIRE = '{"reuse": "off"}', '{"reuse": "require"}'
+OFF = '{"reuse": "off"}'
 
 
 def test_default_is_allow_without_a_session() -> None:
@@ -86,10 +86,10 @@ async def test_reuse_off_has_its_own_namespace_by_field_and_by_header(duo: Any) 
 
 
 @pytest.mark.parametrize("reuse", ["off", "allow"])
-async def test_the_worker_is_told_of_reuse_and_of_nothing_else(duo: Any, reuse: str) -> None:
+async def test_the_worker_is_told_of_reuse_and_of_no_other_option(duo: Any, reuse: str) -> None:
     await duo.chat(crossfill={"reuse": reuse, "session": "s-1"}, headers={"crossfill": '{"session": "s-2"}'})
     [request] = duo.small.requests
-    assert request.body["custom_params"] == {"crossfill": {"reuse": reuse}}
+    assert request.body["custom_params"] == {"crossfill": {"reuse": reuse, "tenant": "local", "salt": ""}}
     assert "crossfill" not in request.body
     assert "crossfill" not in request.headers
     assert "s-1" not in str(request)
@@ -115,21 +115,6 @@ async def test_wrong_options_are_refused_at_the_door(duo: Any, is_error_object: 
     assert is_error_object(response)
     assert response.json()["error"]["param"].startswith("crossfill")
     assert not duo.small.requests
-
-
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/route"])
-async def test_require_is_refused_until_a_worker_says_that_it_can_reuse(
-    duo: Any, is_error_object: Any, path: str
-) -> None:
-    body = {"model": "small", "messages": [{"role": "user", "content": "hi"}]}
-    refused = await duo.client.post(path, json=body, headers={"crossfill": REQUIRE})
-    assert refused.status_code == 422
-    assert is_error_object(refused)
-    error = refused.json()["error"]
-    assert (error["code"], error["param"]) == ("reuse_unavailable", "crossfill.reuse")
-    assert not duo.small.requests
-    duo.pool.workers[1].can_reuse = True
-    assert (await duo.client.post(path, json=body, headers={"crossfill": REQUIRE})).status_code == 200
 
 
 async def test_a_salt_that_is_none_is_refused(duo: Any) -> None:

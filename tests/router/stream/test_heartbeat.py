@@ -46,7 +46,7 @@ async def test_headers_and_comments_come_while_the_worker_prefills(fake: Any, st
 
 
 async def test_the_answer_follows_whole_and_ttft_is_not_fooled(fake: Any, start_router: Any, access_lines: Any) -> None:
-    worker = await fake(Reply(text="a b", ttft_s=0.8, headers={"x-crossfill-reuse": "guided"}))
+    worker = await fake(Reply(text="a b", ttft_s=0.8, reuse="guided; blocks=3/4; sender=large"))
     plain = await start_router({"small": [worker]}, streams={"heartbeat_s": None})
     beating = await start_router({"small": [worker]}, streams=HEARTBEAT)
     expected = (await plain.chat(stream=True, headers={"x-request-id": "a"})).content
@@ -56,10 +56,15 @@ async def test_the_answer_follows_whole_and_ttft_is_not_fooled(fake: Any, start_
     assert [event.split(b'"id"')[0] for event in events(without_comments(response.content))] == [
         event.split(b'"id"')[0] for event in events(expected)
     ]
+    # What went out in time is not told twice.
+    assert b"\n:" not in b"\n" + expected
     # What the headers could not say any more is told before the first data line.
-    told = json.loads(events(response.content.replace(COMMENT, b""))[0].removeprefix(b": "))
-    assert told["x-crossfill-worker"] == "small/0"
-    assert told["x-crossfill-reuse"] == "guided"
+    decision, reuse, first, *_ = events(response.content.replace(COMMENT, b""))
+    assert json.loads(decision.removeprefix(b": "))["x-crossfill-worker"] == "small/0"
+    assert reuse == b": x-crossfill-reuse: guided; blocks=3/4; sender=large"
+    assert first.startswith(b"data: ")
+    assert response.content.count(b"x-crossfill-reuse") == 1
+    assert "x-crossfill-reuse" not in response.headers
     await beating.until(lambda: len(access_lines()) == 2)
     assert access_lines()[-1]["ttft_s"] >= 0.75
     assert beating.metric("crossfill_ttft_seconds_count", model="small", reuse="guided") == 1
@@ -67,7 +72,7 @@ async def test_the_answer_follows_whole_and_ttft_is_not_fooled(fake: Any, start_
 
 
 async def test_the_sdk_does_not_see_comments(fake: Any, start_router: Any) -> None:
-    worker = await fake(Reply(chunks=("a", "b"), ttft_s=0.5, inter_token_s=0.5))
+    worker = await fake(Reply(chunks=("a", "b"), ttft_s=0.5, inter_token_s=0.5, reuse="guided"))
     router = await start_router({"small": [worker]}, streams=HEARTBEAT)
     stream = await router.sdk().chat.completions.create(**STREAM)
     text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
@@ -115,6 +120,25 @@ async def test_errors_after_early_headers_are_told_within_the_stream(
     assert router.metric("crossfill_requests_total", model="small", outcome=outcome) == 1
     with pytest.raises(openai.APIError, match=message):
         [chunk async for chunk in await router.sdk().chat.completions.create(**STREAM)]
+
+
+async def test_a_late_word_on_reuse_is_told_before_an_error_too_and_only_if_there_is_one(
+    fake: Any, start_router: Any
+) -> None:
+    silent = Reply(ttft_s=0.5, status=400, body={"error": {"message": "too long"}})
+    for reuse, told in (("none; reason=failed", [b": x-crossfill-reuse: none; reason=failed"]), (None, [])):
+        worker = await fake(silent.model_copy(update={"reuse": reuse}))
+        router = await start_router({"small": [worker]}, streams=HEARTBEAT)
+        *before, error = events((await router.chat(stream=True)).content.replace(COMMENT, b""))
+        assert before == told
+        assert json.loads(error.removeprefix(b"data: "))["error"]["message"] == "too long"
+
+
+async def test_silence_on_reuse_is_no_comment(fake: Any, start_router: Any) -> None:
+    router = await start_router({"small": [await fake(Reply(ttft_s=0.5))]}, streams=HEARTBEAT)
+    content = (await router.chat(stream=True)).content
+    assert COMMENT in content
+    assert b"x-crossfill-reuse" not in content
 
 
 async def test_another_worker_may_still_step_in_and_is_named(fake: Any, start_router: Any) -> None:

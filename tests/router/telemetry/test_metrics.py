@@ -169,7 +169,7 @@ async def test_errors_by_class(fake: Any, start_router: Any, reply: Reply, strea
 
 
 async def test_an_unknown_word_on_reuse_is_no_label(fake: Any, start_router: Any) -> None:
-    replies = [Reply(headers={"x-crossfill-reuse": word}) for word in ("guided", "whatever", "none")]
+    replies = [Reply(reuse=word) for word in ("guided", "whatever", "none")]
     router = await start_router({"small": [await fake(*replies)]})
     for _ in replies:
         await router.chat(stream=True)

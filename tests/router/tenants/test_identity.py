@@ -168,7 +168,7 @@ ATTEMPTS: dict[str, dict[str, Any]] = {
     "extra_key": {"extra_key": "THEIRS"},
     "extra_key and salt": {"extra_key": "THEIRS", "cache_salt": "s"},
     "namespace as salt": {"cache_salt": "THEIRS"},
-    "custom_params": {"custom_params": {"extra_key": "THEIRS", "tenant": "anna"}},
+    "custom_params": {"custom_params": {"extra_key": "THEIRS", "crossfill": {"tenant": "anna", "salt": "s"}}},
     "rid": {"rid": "THEIRS"},
     "tenant": {"tenant": "anna", "user": "anna", "metadata": {"tenant": "anna"}},
     "session": {"crossfill": {"session": "anna"}},
@@ -186,7 +186,9 @@ async def test_no_field_reaches_the_namespace_of_another_tenant(
         fields = json.loads(json.dumps(attempt).replace("THEIRS", wanted))
         assert await namespace(guarded, mine, **fields) not in target
         body = guarded.worker.requests[-1].body
-        assert body["custom_params"] == {"crossfill": {"reuse": "allow"}}
+        # The salt is the client's; the tenant is that of its key, whatever it says.
+        told = {"reuse": "allow", "tenant": "anna" if mine == ANNA else "bert", "salt": fields.get("cache_salt", "")}
+        assert body["custom_params"] == {"crossfill": told}
         assert body["rid"].startswith("cf-")
     # The control: whoever has the key does reach it.
     assert await namespace(guarded, theirs, cache_salt="s") in target
