@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from router.decision.policy import Reason  # noqa: TC001 - pydantic reads the annotations when the module is loaded
+from router.dispatch.reuse_outcome import ReuseMode, ReuseReason  # noqa: TC001 - pydantic reads the annotations when the module is loaded
 
 
 class Answer(BaseModel):
@@ -21,6 +22,56 @@ class Usage(Answer):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
+
+
+class RoutingDecision(Answer):
+    """Why a model was chosen, with all that is needed to choose again. Parts that do not apply are left out."""
+
+    model: str
+    requested: str
+    reason: Reason
+    request_id: str
+    tau: float | list[float]
+    sigma: float
+    ladder: list[str] | None = None
+    unavailable: list[str] | None = None
+    scores: dict[str, float] | None = None
+    noise: dict[str, float] | None = None
+    scorer: str | None = None
+    fallback: str | None = None
+    difficulty: float | None = None
+    features: dict[str, float] | None = None
+    pinned: str | None = None
+    cost: dict[str, float] | None = None
+    cost_weight: float | None = None
+    expected_ttft_s: dict[str, float] | None = None
+    ttft_weight: float | None = None
+
+
+class RowBlocks(Answer):
+    """Blocks of 64 rows of a prompt: how many were prefilled with what others left, of how many that were prefilled."""
+
+    guided: int
+    prompt: int
+
+
+class ReuseReport(Answer):
+    """What a worker made of state that others left, as far as it said. `reason` is why nothing was reused."""
+
+    mode: ReuseMode
+    reason: ReuseReason | None = None
+    row_blocks: RowBlocks | None = None
+    density: float | None = Field(default=None, ge=0, le=1)
+    sender: str | None = None
+
+
+class Report(Answer):
+    """How an answer came about, for clients that asked for it by `crossfill.report`."""
+
+    model: str
+    decision: RoutingDecision
+    reuse: ReuseReport
+    request_id: str
 
 
 class ChatMessage(Answer):
@@ -48,6 +99,7 @@ class ChatCompletion(Answer):
     model: str
     choices: list[ChatChoice] = Field(min_length=1)
     usage: Usage | None = None
+    crossfill: Report | None = None
 
 
 class ChatDelta(Answer):
@@ -94,30 +146,7 @@ class Completion(Answer):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | None = None
-
-
-class RoutingDecision(Answer):
-    """Why a model was chosen, with all that is needed to choose again. Parts that do not apply are left out."""
-
-    model: str
-    requested: str
-    reason: Reason
-    request_id: str
-    tau: float | list[float]
-    sigma: float
-    ladder: list[str] | None = None
-    unavailable: list[str] | None = None
-    scores: dict[str, float] | None = None
-    noise: dict[str, float] | None = None
-    scorer: str | None = None
-    fallback: str | None = None
-    difficulty: float | None = None
-    features: dict[str, float] | None = None
-    pinned: str | None = None
-    cost: dict[str, float] | None = None
-    cost_weight: float | None = None
-    expected_ttft_s: dict[str, float] | None = None
-    ttft_weight: float | None = None
+    crossfill: Report | None = None
 
 
 class ModelCard(Answer):

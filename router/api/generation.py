@@ -113,6 +113,7 @@ class Generate:
                     passes_usage=asked.wants_usage,
                     is_one_choice=asked.choices == 1,
                     has_begun=heartbeat.has_begun,
+                    wants_report=asked.options.report,
                 )
         except AnsweredError as error:
             if not heartbeat.has_begun:

@@ -47,6 +47,11 @@ _OPTIONS_SCHEMA: Json = {
     "properties": {
         "reuse": {"enum": [reuse.value for reuse in Reuse], "default": Reuse.ALLOW.value},
         "session": {"type": "string", "pattern": f"^{ID_PATTERN}$"},
+        "report": {
+            "type": "boolean",
+            "default": False,
+            "description": "Add to the answer how it came about; see Report. In a stream it is a comment.",
+        },
     },
 }
 _FAILURES = {
@@ -66,7 +71,7 @@ _HEADERS = {
     "x-crossfill-reason": "Why.",
     "x-crossfill-decision": "The decision as JSON; see RoutingDecision.",
     "x-crossfill-worker": "The worker that answers.",
-    "x-crossfill-reuse": "What the worker made of state that others left, in its own words.",
+    "x-crossfill-reuse": "What the worker made of state that others left, in its own words; see ReuseReport.",
     "x-crossfill-placement": "Why that worker, and how much of the prompt it holds.",
 }
 

@@ -20,7 +20,7 @@ NAME = "crossfill"
 """Of the field and of the header."""
 
 _LONGEST_KEY = 100
-_KEYS = f"`{NAME}.reuse` and `{NAME}.session`"
+_KEYS = f"`{NAME}.reuse`, `{NAME}.session` and `{NAME}.report`"
 
 
 class Reuse(StrEnum):
@@ -33,10 +33,11 @@ class Reuse(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """`session` is the client's own id of the conversation."""
+    """`session` is the client's own id of the conversation, `report` asks to be told within the answer how it came."""
 
     reuse: Reuse = Reuse.ALLOW
     session: str | None = None
+    report: bool = False
 
     def to_worker(self, tenant: str, cache_salt: str | None) -> JsonObject:
         """What a worker is told, as `custom_params` of its request.
@@ -59,6 +60,7 @@ def read_options(body: JsonObject, headers: Sequence[str] = ()) -> RequestOption
     return RequestOptions(
         reuse=Reuse(given.get("reuse", Reuse.ALLOW)),
         session=given.get("session"),
+        report=given.get("report", False),
     )
 
 
@@ -84,6 +86,9 @@ def _checked(given: Any, place: str) -> dict[str, Any]:
             case "session":
                 if not (isinstance(value, str) and is_id(value)):
                     raise InvalidRequestError(f"`{param}` must be {ID_RULE}", param=param)
+            case "report":
+                if not isinstance(value, bool):
+                    raise InvalidRequestError(f"`{param}` must be true or false.", param=param)
             case _:
                 raise InvalidRequestError(f"`{param}` is unknown; `{NAME}` has {_KEYS}.", param=param)
     return given

@@ -19,6 +19,7 @@ from router.errors import (
     WorkerFailedError,
     error_object,
 )
+from router.stream.answer_report import report_comment, with_report
 from router.stream.heartbeat import COMMENT, Heartbeat, reuse_told_late, told_late
 from router.stream.sse import EventMeter
 from router.stream.stream_repair import Repair, StreamRepair
@@ -71,24 +72,31 @@ class Relay:
         passes_usage: bool,
         is_one_choice: bool,
         has_begun: bool,
+        wants_report: bool = False,
     ) -> None:
         """Relay `answer` to its end and set the outcome. A stream that breaks ends with an error frame, not [DONE].
 
-        `has_begun` says that the head of the answer has gone out already, by a heartbeat.
+        `has_begun` says that the head of the answer has gone out already, by a heartbeat; `wants_report` that the
+        client asked to be told within the answer how it came about.
         """
         record.has_answer_begun = True
         if isinstance(answer, WholeAnswer):
             record.usage = answer.usage
-            await _send_whole(answer, answer.body, send)
+            await _send_whole(answer, with_report(answer.body, record.report()) if wants_report else answer.body, send)
             record.outcome = Outcome.OK
             return
         with answer:
-            if has_begun:
-                await _send_part(send, told_late(record))
-            else:
+            if not has_begun:
                 await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+            comments = (told_late(record) if has_begun else b"") + (
+                report_comment(record.report()) if wants_report else b""
+            )
+            if comments:
+                await _send_part(send, comments)
             repair = StreamRepair(self._repair_teller(record))
-            meter = EventMeter(passes_usage=passes_usage, is_one_choice=is_one_choice, repair=repair)
+            meter = EventMeter(
+                passes_usage=passes_usage, is_one_choice=is_one_choice, repair=repair, keeps_mark=not comments
+            )
             failure = await self._forward_until_end(answer, meter, send, record)
             rest = meter.finish()
             record.usage = usage_of(meter.usage)

@@ -51,11 +51,17 @@ class EventMeter:
     An event reaches the client in one piece, so an error frame can always follow. `content_events`, `has_error` and
     `is_done` tell what went by, `usage` is the last that the worker told; `is_inside_event` says that a huge event had
     to be passed on in parts. `repair` may change events. With `is_one_choice`, content after the first is recognised
-    without being parsed.
+    without being parsed. Without `keeps_mark`, a byte order mark is dropped: it belongs before everything else, and
+    something has gone out already.
     """
 
     def __init__(
-        self, *, passes_usage: bool = True, is_one_choice: bool = False, repair: StreamRepair | None = None
+        self,
+        *,
+        passes_usage: bool = True,
+        is_one_choice: bool = False,
+        repair: StreamRepair | None = None,
+        keeps_mark: bool = True,
     ) -> None:
         self.content_events = 0
         self.has_error = False
@@ -65,6 +71,7 @@ class EventMeter:
         self._passes_usage = passes_usage
         self._is_one_choice = is_one_choice
         self._repair = repair or StreamRepair()
+        self._keeps_mark = keeps_mark
         self._held = b""
         self._is_first = True
 
@@ -107,6 +114,8 @@ class EventMeter:
             # A stream may begin with one; it belongs to no field name.
             self._is_first = False
             text = event.removeprefix(_BYTE_ORDER_MARK)
+            if not self._keeps_mark:
+                whole = whole.removeprefix(_BYTE_ORDER_MARK)
         if self.is_inside_event:
             # The tail of an event whose head has already gone; its meaning is unknown.
             self.is_inside_event = False

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from router.decision.policy import Decision
     from router.dispatch.affinity import Placement
     from router.dispatch.worker_answers import Usage
-    from router.errors import AnsweredError
+    from router.errors import AnsweredError, JsonObject
 
 _SCOPE_KEY = "crossfill.record"
 
@@ -117,6 +117,15 @@ class RequestRecord:
             headers["x-crossfill-worker"] = self.placement.worker.id
             headers["x-crossfill-placement"] = self.placement.to_header()
         return headers
+
+    def report(self) -> JsonObject:
+        """What a client gets within its answer that asks for it: the same as in the headers, as JSON."""
+        return {
+            "model": self.model,
+            "decision": self.decision.to_told() if self.decision else None,
+            "reuse": self.reuse.to_json(),
+            "request_id": self.request_id,
+        }
 
 
 def outcome_of(error: AnsweredError) -> Outcome:

@@ -13,7 +13,7 @@ OFF = '{"reuse": "off"}'
 
 def test_default_is_allow_without_a_session() -> None:
     for body in ({}, {"crossfill": None}, {"crossfill": {}}):
-        assert read_options(body) == RequestOptions(Reuse.ALLOW, None)
+        assert read_options(body) == RequestOptions(Reuse.ALLOW, None, report=False)
 
 
 def test_body_wins_over_header_key_by_key() -> None:
@@ -21,6 +21,8 @@ def test_body_wins_over_header_key_by_key() -> None:
     assert read_options({}, header) == RequestOptions(Reuse.OFF, "header")
     assert read_options({"crossfill": {"session": "body"}}, header) == RequestOptions(Reuse.OFF, "body")
     assert read_options({"crossfill": {"reuse": "allow"}}, header) == RequestOptions(Reuse.ALLOW, "header")
+    assert read_options({"crossfill": {"report": False}}, ['{"report": true}']) == RequestOptions(report=False)
+    assert read_options({"crossfill": {"session": "s"}}, ['{"report": true}']).report
 
 
 @pytest.mark.parametrize("session", ["a", "A-z_0.9:x", "x" * 128])
@@ -39,6 +41,9 @@ WRONG: dict[str, tuple[Any, str]] = {
     "reuse true": ({"reuse": True}, "crossfill.reuse"),
     "reuse a list": ({"reuse": ["off"]}, "crossfill.reuse"),
     "reuse an object": ({"reuse": {}}, "crossfill.reuse"),
+    "report null": ({"report": None}, "crossfill.report"),
+    "report a word": ({"report": "true"}, "crossfill.report"),
+    "report a number": ({"report": 1}, "crossfill.report"),
     "misspelt key": ({"reuze": "off"}, "crossfill.reuze"),
     "very long key": ({"x" * 1000: 1}, "crossfill." + "x" * 100),
     "session empty": ({"session": ""}, "crossfill.session"),
@@ -87,7 +92,9 @@ async def test_reuse_off_has_its_own_namespace_by_field_and_by_header(duo: Any) 
 
 @pytest.mark.parametrize("reuse", ["off", "allow"])
 async def test_the_worker_is_told_of_reuse_and_of_no_other_option(duo: Any, reuse: str) -> None:
-    await duo.chat(crossfill={"reuse": reuse, "session": "s-1"}, headers={"crossfill": '{"session": "s-2"}'})
+    await duo.chat(
+        crossfill={"reuse": reuse, "session": "s-1", "report": True}, headers={"crossfill": '{"session": "s-2"}'}
+    )
     [request] = duo.small.requests
     assert request.body["custom_params"] == {"crossfill": {"reuse": reuse, "tenant": "local", "salt": ""}}
     assert "crossfill" not in request.body

@@ -74,7 +74,7 @@ async def test_the_answer_follows_whole_and_ttft_is_not_fooled(fake: Any, start_
 async def test_the_sdk_does_not_see_comments(fake: Any, start_router: Any) -> None:
     worker = await fake(Reply(chunks=("a", "b"), ttft_s=0.5, inter_token_s=0.5, reuse="guided"))
     router = await start_router({"small": [worker]}, streams=HEARTBEAT)
-    stream = await router.sdk().chat.completions.create(**STREAM)
+    stream = await router.sdk().chat.completions.create(**STREAM, extra_body={"crossfill": {"report": True}})
     text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
     assert text == "ab"
     assert router.metric("crossfill_heartbeats_total") >= 4
