@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -12,6 +13,7 @@ from cache_store.backends.protocol import AnchorPool, PageWrite, ScopeInfo
 from cache_store.coverage import Coverage
 from cache_store.errors import RecordFault, RecordRefusedError, StoreUnavailableError
 from cache_store.keys import page_keys
+from cache_store.later import Later
 from cache_store.metrics import Operation
 from cache_store.records import Kind, decode, decode_any, encode
 from cache_store.seldom import SeldomLog
@@ -43,17 +45,28 @@ def open_store(settings: StoreSettings, metrics: StoreMetrics) -> Store:
     Raises:
         StoreError: it cannot be opened.
     """
-    store = Store(open_backend(settings.url, deadline_s=settings.deadline_s), settings.limits, metrics)
+    return Store(_opened(settings, metrics), settings.limits, metrics)
+
+
+def open_store_later(settings: StoreSettings, metrics: StoreMetrics) -> Store:
+    """As `open_store`, but opened by the first call; one that it cannot be opened for fails as unavailable."""
+    return Store(Later(partial(_opened, settings, metrics)), settings.limits, metrics)
+
+
+def _opened(settings: StoreSettings, metrics: StoreMetrics) -> Backend:
+    backend = open_backend(settings.url, deadline_s=settings.deadline_s)
     try:
-        held = store.stats()
+        with metrics.timed(Operation.STATS):
+            held = backend.stats()
     except BaseException:
-        store.close()
+        backend.close()
         raise
+    metrics.show(held)
     # Not the URL: it may hold a password.
     scheme, pages = urlsplit(settings.url).scheme, sum(scope.pages for scope in held.scopes)
     budget = settings.budget_bytes
     _log.info("the %s store holds %d pages, %d of at most %d bytes", scheme, pages, held.size_bytes, budget)
-    return store
+    return backend
 
 
 class Store:
@@ -64,7 +77,7 @@ class Store:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: Backend | Later,
         limits: Limits,
         metrics: StoreMetrics,
         *,
@@ -73,10 +86,14 @@ class Store:
     ) -> None:
         """`clock` spaces log lines; `keys_of` is replaced only by tests that want collisions."""
         self.metrics = metrics
-        self._backend = backend
+        self._given = backend
         self._limits = limits
         self._keys_of = keys_of
         self._refusals = SeldomLog(_log, _LOG_EVERY_S, clock)
+
+    @property
+    def _backend(self) -> Backend:
+        return self._given.backend() if isinstance(self._given, Later) else self._given
 
     def match(self, namespace: Namespace, tokens: Sequence[int]) -> Coverage:
         """Which pages of a prefix have which records; marks them as used. One round trip.
@@ -229,7 +246,7 @@ class Store:
 
     def close(self) -> None:
         """Let go of the backend."""
-        self._backend.close()
+        self._given.close()
 
     def _verified(
         self, namespace: Namespace, page: PageKey, name: str, of: tuple[Kind, int], data: bytes | None

@@ -14,13 +14,8 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from cache_store.client.aio import AsyncStore
 from cache_store.client.threads import Threads
-from cache_store.errors import (
-    ForeignProcessError,
-    StoreError,
-    StoreUnavailableError,
-    StoreUrlError,
-    StoreVersionError,
-)
+from cache_store.errors import StoreError, StoreUnavailableError
+from cache_store.later import reason_of
 from cache_store.metrics import Operation, StoreMetrics
 from cache_store.seldom import SeldomLog
 from cache_store.store import open_store
@@ -47,7 +42,6 @@ _LOG_EVERY_S = 60.0
 _PATIENCE = 2.0
 # Reasons for which a change was certainly not made.
 _NOT_BEGUN = frozenset({"busy", "refused", "full"})
-_REASONS = {StoreUrlError: "url", StoreVersionError: "version", ForeignProcessError: "foreign"}
 
 
 class SharedStore:
@@ -121,7 +115,7 @@ class SharedStore:
             raise self._told("did not answer", error, "" if error.reason in _NOT_BEGUN else if_unknown) from error
         except StoreError as error:
             # Another version of Crossfill has taken the store over meanwhile.
-            self._metrics.count_unavailable(operation, _reason(error))
+            self._metrics.count_unavailable(operation, reason_of(error))
             raise self._told("cannot be used", error) from error
 
     async def _opened(self) -> AsyncStore:
@@ -164,7 +158,7 @@ class SharedStore:
                 raise
             except StoreError as error:
                 # Counted as well, under the kind of fault.
-                raise StoreUnavailableError(str(error), _reason(error)) from error
+                raise StoreUnavailableError(str(error), reason_of(error)) from error
         return self._store
 
     def _close_now(self) -> None:
@@ -176,7 +170,3 @@ class SharedStore:
         told = f"The store {what}: {error}{more}."
         self._failures.warn(told)
         return StoreFailedError(told)
-
-
-def _reason(error: StoreError) -> str:
-    return _REASONS.get(type(error), "other")
