@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar, cast, overload
 
 from cache_store.client.threads import Threads
 from cache_store.errors import StoreError
@@ -28,12 +28,15 @@ _LOG_EVERY_S = 60.0
 LayerRecords = dict[str, dict[int, "Record"]]
 """Records by name, then by index of their page within the prefix."""
 
+T = TypeVar("T")
 
-class Fetch:
+
+class Fetch(Generic[T]):
     """What one request gets from the store. Safe to use from several threads; nothing here waits unless it says so.
 
-    Layers become ready in the order in which the computation will want them. A fetch that ended early keeps what had
-    come by then, except after `cancel`, which drops everything. All of it was stored between the same two flushes.
+    Layers become ready in the order in which the computation will want them, as `T`: the records, or what was prepared
+    of them. A fetch that ended early keeps what had come by then, except after `cancel`, which drops everything. All of
+    it was stored between the same two flushes.
     """
 
     def __init__(
@@ -44,7 +47,7 @@ class Fetch:
         self._clock = clock
         self._changed = threading.Condition()
         self._coverage: Coverage | None = None
-        self._layers: dict[int, LayerRecords] = {}
+        self._layers: dict[int, T] = {}
         self._ready: set[int] = set()
         self._end: FetchEnd | None = None
         self._count = count
@@ -70,7 +73,13 @@ class Fetch:
         with self._changed:
             return layer in self._ready
 
-    def take(self, layer: int, wait_s: float = 0.0) -> LayerRecords | None:
+    def wait(self, wait_s: float) -> FetchEnd | None:
+        """How it ended, waiting at most `wait_s` seconds for that; None if it still goes on."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._end is not None, max(0.0, wait_s))
+        return self.end
+
+    def take(self, layer: int, wait_s: float = 0.0) -> T | None:
         """The records of a layer, once; None if they are not ready after `wait_s` seconds or the deadline."""
         left_s = min(wait_s, self._deadline_at_s - self._clock())
         with self._changed:
@@ -111,7 +120,7 @@ class Fetch:
                 self._coverage = coverage
                 self._changed.notify_all()
 
-    def _came(self, layer: int, records: LayerRecords) -> None:
+    def _came(self, layer: int, records: T) -> None:
         with self._changed:
             if self._end is None:
                 self._layers[layer] = records
@@ -134,30 +143,61 @@ class Fetcher:
         self._threads = Threads("crossfill-fetch", threads, in_flight)
         self._failures = SeldomLog(_log, _LOG_EVERY_S, clock)
 
+    @overload
     def start(
         self, request_id: str, namespace: Namespace, tokens: Sequence[int], names: Sequence[str], deadline_s: float
-    ) -> Fetch:
+    ) -> Fetch[LayerRecords]: ...
+
+    @overload
+    def start(
+        self,
+        request_id: str,
+        namespace: Namespace,
+        tokens: Sequence[int],
+        names: Sequence[str],
+        deadline_s: float,
+        *,
+        prepare: Callable[[LayerRecords], T],
+    ) -> Fetch[T]: ...
+
+    def start(
+        self,
+        request_id: str,
+        namespace: Namespace,
+        tokens: Sequence[int],
+        names: Sequence[str],
+        deadline_s: float,
+        *,
+        prepare: Callable[[LayerRecords], T] | None = None,
+    ) -> Fetch[T] | Fetch[LayerRecords]:
         """Begin to look up a prefix and to read its records of these names; returns at once.
 
-        Layers are read in the order in which `names` mentions them first. One that cannot be started has ended as
-        `busy`.
+        Layers are read in the order in which `names` mentions them first; `prepare` makes of each layer's records what
+        `Fetch.take` gives, on the thread that read them. A fetch that cannot be started has ended as `busy`.
 
         Raises:
             ValueError: a name is none that `record_name` gives.
         """
         layers = _by_layer(names)
-        fetch = Fetch(request_id, self._clock() + deadline_s, self._clock, self._store.metrics.count_fetch)
-        fetch._work = self._threads.submit(lambda: self._run(fetch, namespace, tokens, layers))
+        fetch: Fetch[T | LayerRecords] = Fetch(
+            request_id, self._clock() + deadline_s, self._clock, self._store.metrics.count_fetch
+        )
+        fetch._work = self._threads.submit(lambda: self._run(fetch, namespace, tokens, layers, prepare or _as_read))
         if fetch._work is None:
             fetch._finish(FetchEnd.BUSY)
-        return fetch
+        return cast("Fetch[T] | Fetch[LayerRecords]", fetch)
 
     def close(self) -> None:
         """Start nothing more."""
         self._threads.close()
 
     def _run(
-        self, fetch: Fetch, namespace: Namespace, tokens: Sequence[int], layers: Mapping[int, Sequence[str]]
+        self,
+        fetch: Fetch[T],
+        namespace: Namespace,
+        tokens: Sequence[int],
+        layers: Mapping[int, Sequence[str]],
+        prepare: Callable[[LayerRecords], T],
     ) -> None:
         try:
             if not fetch._goes_on():
@@ -172,7 +212,7 @@ class Fetcher:
                 if records and not self._store.is_current(namespace, coverage):
                     fetch._finish(FetchEnd.FLUSHED)
                     return
-                fetch._came(layer, records)
+                fetch._came(layer, prepare(records))
             fetch._finish(FetchEnd.DONE)
         except StoreError as error:
             self._failures.warn(f"{fetch.request_id}: the store did not answer: {error}")
@@ -191,6 +231,10 @@ class Fetcher:
             if record is not None:
                 records.setdefault(name, {})[index] = record
         return records
+
+
+def _as_read(records: LayerRecords) -> LayerRecords:
+    return records
 
 
 def _by_layer(names: Sequence[str]) -> dict[int, list[str]]:
