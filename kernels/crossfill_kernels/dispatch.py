@@ -6,7 +6,7 @@ first time, a warning says why. Every call is counted, so that a test or a metri
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal, get_args
 
@@ -21,6 +21,7 @@ Implementation = Literal["reference", "native", "torch", "triton"]
 _log = logging.getLogger(__name__)
 _calls: Counter[tuple[str, str]] = Counter()
 _forced: Implementation | None = None
+_forced_ops: frozenset[str] | None = None
 
 
 def choose(
@@ -41,7 +42,8 @@ def choose(
     """
     has = {"reference", cpu, cuda, *others}
     preferred = cuda if tensor.is_cuda else cpu
-    chosen = _forced if _forced in has else preferred
+    wanted = _forced if _forced_ops is None or op in _forced_ops else None
+    chosen = wanted if wanted in has else preferred
     if chosen == "native" and (tensor.device.type != "cpu" or library.load() is None):
         chosen = "reference"
     _calls[op, chosen] += 1
@@ -54,14 +56,21 @@ def forced(implementation: Implementation) -> Iterator[None]:
 
     One switch for all threads of the process.
     """
-    if implementation not in get_args(Implementation):
-        raise ArgumentError("implementation", f"want one of {', '.join(get_args(Implementation))}")
-    global _forced  # noqa: PLW0603  # one switch a process is the point
-    before, _forced = _forced, implementation
+    global _forced, _forced_ops  # one switch a process is the point
+    before = _forced, _forced_ops
+    force(implementation)
     try:
         yield
     finally:
-        _forced = before
+        _forced, _forced_ops = before
+
+
+def force(implementation: Implementation, ops: Collection[str] | None = None) -> None:
+    """As `forced`, for as long as the process lives; of these ops, or of all."""
+    if implementation not in get_args(Implementation):
+        raise ArgumentError("implementation", f"want one of {', '.join(get_args(Implementation))}")
+    global _forced, _forced_ops
+    _forced, _forced_ops = implementation, None if ops is None else frozenset(ops)
 
 
 def calls() -> Mapping[tuple[str, str], int]:

@@ -40,3 +40,11 @@ def test_the_library_never_gets_tensors_of_another_device():
 def test_an_unknown_implementation_is_refused():
     with pytest.raises(ArgumentError, match="reference, native, torch, triton"), dispatch.forced("bogus"):
         pass
+
+
+def test_some_ops_are_forced_and_others_are_not():
+    with dispatch.forced("reference"):
+        dispatch.force("triton", {"an_op"})
+        assert dispatch.choose("an_op", CPU) == "triton"
+        assert dispatch.choose("another", CPU) == "native"
+    assert dispatch.choose("an_op", CPU) == "native"

@@ -33,7 +33,8 @@ def paged_attention(
 ) -> None:
     """Causal attention of a request's rows over its cache; see `paged_attention_reference` for the maths.
 
-    On a CPU only: on a GPU this is the inner backend's work.
+    On a GPU whole batches are another backend's work; rows that it cannot be asked for go through the kernel that also
+    gives block masses, which nobody wants here.
 
     Args:
         query: float32 or bfloat16 [n, H, d]; n may be 0.
@@ -52,11 +53,15 @@ def paged_attention(
     newest = rows.count == 0 or rows.count == length_of(slots) - int(rows.positions[0])
     preferred: dispatch.Implementation = "torch" if narrow and newest else "native"
     others: tuple[dispatch.Implementation, ...] = ("native", "torch") if newest else ("native",)
-    chosen = dispatch.choose("paged_attention", query, cpu=preferred, cuda="reference", others=others)
+    chosen = dispatch.choose("paged_attention", query, cpu=preferred, others=others)
     if rows.count == 0:
         return
     if chosen == "native":
         paged_attention_native(query, key_cache, value_cache, slots, rows, scale=scale, out=out)
+    elif chosen == "triton":
+        from crossfill_kernels.block_mass.triton import block_mass_triton
+
+        block_mass_triton(query, key_cache, value_cache, slots, rows, scale=scale, out=out)
     elif chosen == "torch":
         paged_attention_flash(query, key_cache, value_cache, slots, scale=scale, out=out)
     else:
