@@ -6,7 +6,7 @@ Every name that `engines` uses beyond SGLang's command line stands in `TARGETS`,
 
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -37,6 +37,29 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "sglang.srt.mem_cache.memory_pool:MHATokenToKVPool.set_kv_buffer": ("layer", "loc_info", "cache_k", "cache_v"),
     "sglang.srt.mem_cache.memory_pool:MHATokenToKVPool.get_key_buffer": ("layer_id",),
     "sglang.srt.mem_cache.memory_pool:MHATokenToKVPool.get_value_buffer": ("layer_id",),
+    "sglang.srt.plugins.hook_registry:HookRegistry.register": ("target", "hook", "hook_type"),
+    "sglang.srt.plugins.hook_registry:HookRegistry._patched": (),
+    "sglang.srt.managers.scheduler:Scheduler._create_generation_req": ("recv_req",),
+    "sglang.srt.managers.scheduler:Scheduler.abort_request": ("recv_req",),
+    **dict.fromkeys(
+        (
+            f"sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager.update_weights_from_{s}"
+            for s in ("disk", "distributed", "tensor", "ipc")
+        ),
+        ("recv_req",),
+    ),
+    "sglang.srt.managers.schedule_batch:Req.reset_for_retract": (),
+    "sglang.srt.managers.schedule_batch:FINISH_ABORT": ("message", "status_code", "err_type"),
+    "sglang.srt.model_executor.forward_batch_info:ForwardBatch.init_new": ("batch", "model_runner"),
+    "sglang.srt.managers.tokenizer_manager:TokenizerManager.update_request_meta_info": ("meta_info", "customized_info"),
+    **dict.fromkeys(
+        (
+            f"sglang.srt.entrypoints.openai.{module}._handle_{kind}_request"
+            for module in ("serving_chat:OpenAIServingChat", "serving_completions:OpenAIServingCompletion")
+            for kind in ("streaming", "non_streaming")
+        ),
+        ("adapted_request", "request", "raw_request"),
+    ),
     "sglang.srt.platforms.interface:SRTPlatform.get_default_attention_backend": (),
     "sglang.srt.platforms.interface:SRTPlatform.get_dispatch_key_name": (),
 }
@@ -82,6 +105,40 @@ def _check_target(path: str, parameters: tuple[str, ...]) -> None:
         missing = [name for name in parameters if name not in inspect.signature(target).parameters]
         if missing:
             raise IncompatibleSglangError(f"SGLang's {path} does not take {', '.join(missing)}, which Crossfill passes")
+
+
+def add_hook(target: str, hook: Callable[..., Any], kind: str) -> None:
+    """Have `hook` called BEFORE, AFTER or AROUND what `target` (a dotted path) names, once SGLang applies hooks."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(target, hook, HookType[kind])
+
+
+def check_hooks(targets: Iterable[str]) -> None:
+    """Make sure that SGLang applied these hooks: it logs a failure and goes on.
+
+    Raises:
+        IncompatibleSglangError: names the first that it did not.
+    """
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    for target in targets:
+        if target not in HookRegistry._patched:
+            raise IncompatibleSglangError(f"SGLang {SGLANG_VERSION} did not apply the hook on {target}")
+
+
+def make_attention_backend(name: str, runner: Any) -> Any:
+    """One of SGLang's own attention backends.
+
+    Raises:
+        IncompatibleSglangError: it has none of this name.
+    """
+    from sglang.srt.layers.attention import attention_registry
+
+    make = attention_registry.ATTENTION_BACKENDS.get(name)
+    if make is None:
+        raise IncompatibleSglangError(f"SGLang {SGLANG_VERSION} has no attention backend {name!r}")
+    return make(runner)
 
 
 def add_attention_backend(name: str, make: Callable[[Any], object]) -> None:

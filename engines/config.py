@@ -6,7 +6,8 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from engines import platform
-from engines.plugin import ATTENTION_BACKEND
+from engines.plugin import ATTENTION_BACKEND, INNER_VARIABLE, INTERPRET_VARIABLE
+from engines.reuse.settings import VARIABLE, ReuseSettings
 
 Device = Literal["cpu", "cuda"]
 
@@ -29,6 +30,8 @@ class WorkerSettings(BaseModel):
     # Several processes that each spin more threads than the machine has cores fall below one token a second.
     threads: int = Field(default=1, ge=1)
     attention_backend: str | None = None
+    # For a check without a GPU: the attention of reuse runs as Triton's interpreter runs it, thousands of times slower.
+    interpret_triton: bool = False
     extra_args: tuple[str, ...] = ()
 
     def foreign_options(self) -> list[str]:
@@ -38,12 +41,13 @@ class WorkerSettings(BaseModel):
 
 
 class WorkerConfig(WorkerSettings):
-    """One worker: which model, under which name, where."""
+    """One worker: which model, under which name, where; and its part in reuse, None for none."""
 
     model_path: str = Field(min_length=1)
     name: str = Field(min_length=1)
     host: str = "127.0.0.1"
     port: int = Field(ge=1, le=65535)
+    reuse: ReuseSettings | None = None
 
     def sglang_args(self) -> list[str]:
         """SGLang's command line for this worker."""
@@ -58,7 +62,7 @@ class WorkerConfig(WorkerSettings):
             "--max-running-requests": str(self.max_running_requests),
             "--chunked-prefill-size": str(self.chunked_prefill_size),
             "--log-level": "warning",
-            "--attention-backend": self.attention_backend or (ATTENTION_BACKEND if cpu else None),
+            "--attention-backend": self._backend(),
             "--max-total-tokens": str(self.max_total_tokens or 16384) if cpu or self.max_total_tokens else None,
         }
         flags = ["--enable-metrics", "--enable-cache-report", "--disable-overlap-schedule"]
@@ -69,6 +73,20 @@ class WorkerConfig(WorkerSettings):
             + flags
             + list(self.extra_args)
         )
+
+    def _backend(self) -> str | None:
+        """SGLang's value: ours where it computes or plans; None lets SGLang choose."""
+        if self.reuse is not None:
+            return ATTENTION_BACKEND
+        return self.attention_backend or (ATTENTION_BACKEND if self.device == "cpu" else None)
+
+    @property
+    def _inner(self) -> str | None:
+        """SGLang's backend beside which reuse runs; None for ours alone."""
+        if self.reuse is None or self.attention_backend == ATTENTION_BACKEND:
+            return None
+        # Triton's is the one that runs on every GPU that SGLang supports.
+        return self.attention_backend or ("triton" if self.device == "cuda" else None)
 
     def environment(self) -> dict[str, str]:
         """Variables to add to the worker's environment."""
@@ -82,6 +100,12 @@ class WorkerConfig(WorkerSettings):
         }
         if self.device == "cpu":
             env["SGLANG_PLATFORM"] = platform.NAME
+        if self._inner is not None:
+            env[INNER_VARIABLE] = self._inner
+        if self.interpret_triton:
+            env[INTERPRET_VARIABLE] = "1"
+        if self.reuse is not None:
+            env[VARIABLE] = self.reuse.model_dump_json()
         if Path(self.model_path).is_dir():
             env["HF_HUB_OFFLINE"] = "1"
         return env

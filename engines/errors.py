@@ -3,7 +3,9 @@
 EngineError
 ├── IncompatibleSglangError    the operator must install the pinned SGLang
 ├── WorkerConfigError          the operator must correct a worker's settings
-└── UnsupportedModelError      the model needs something that our attention backend does not compute
+├── UnsupportedModelError      the model needs something that our attention backend does not compute
+├── MassRecordError            a record of masses does not hold what its name says; the layer is computed densely
+└── ModelIdentityError         a model's folder does not tell which model it is, so nothing of it can be shared
 """
 
 
@@ -21,3 +23,11 @@ class WorkerConfigError(EngineError):
 
 class UnsupportedModelError(EngineError):
     """The model has layers that the `crossfill` attention backend does not compute."""
+
+
+class ModelIdentityError(EngineError):
+    """A folder does not tell which model lies in it."""
+
+
+class MassRecordError(EngineError):
+    """The payload of a record is not the block masses that were asked for."""

@@ -1,12 +1,26 @@
 """Entry point `sglang.srt.plugins`: what Crossfill adds to SGLang in each of its processes."""
 
+import functools
+import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engines.attention.backend import CrossfillAttentionBackend
+    from collections.abc import Callable
+
+    from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
+
+    from engines.hooks import AnswerHooks, SchedulerHooks
+    from engines.reuse.engine import ReuseEngine
+    from engines.reuse.settings import ReuseSettings
 
 ATTENTION_BACKEND = "crossfill"
 """Value of SGLang's --attention-backend that selects ours."""
+
+INNER_VARIABLE = "CROSSFILL_INNER_BACKEND"
+"""Of a worker's environment: SGLang's backend that computes what is not reused; ours alone if not set."""
+
+INTERPRET_VARIABLE = "CROSSFILL_INTERPRET_TRITON"
+"""Of a worker's environment: set if the attention of reuse is to run in Triton's interpreter."""
 
 
 def register() -> None:
@@ -24,10 +38,110 @@ def register() -> None:
     except IncompatibleSglangError as error:
         raise SystemExit(f"crossfill: {error}") from error
     compat.add_attention_backend(ATTENTION_BACKEND, _make_backend)
+    if _reuse_settings() is not None:
+        for target, (kind, hook) in _hooks().items():
+            compat.add_hook(target, hook, kind)
 
 
-def _make_backend(runner: Any) -> "CrossfillAttentionBackend":
+def check_hooks() -> None:
+    """Make sure that what `register` asked for happened.
+
+    Raises:
+        IncompatibleSglangError: SGLang did not apply a hook.
+    """
+    from engines import compat
+
+    if _reuse_settings() is not None:
+        compat.check_hooks(_hooks())
+
+
+def _reuse_settings() -> "ReuseSettings | None":
+    from engines.reuse.settings import VARIABLE, ReuseSettings
+
+    told = os.environ.get(VARIABLE)
+    return ReuseSettings.model_validate_json(told) if told else None
+
+
+@functools.cache
+def _parts() -> "tuple[SchedulerHooks, AnswerHooks]":
+    from engines.hooks import AnswerHooks, SchedulerHooks
+
+    return SchedulerHooks(), AnswerHooks()
+
+
+def _hooks() -> "dict[str, tuple[str, Callable[..., Any]]]":
+    """What is hooked into SGLang, and how."""
+    scheduler, answer = _parts()
+    managers, openai = "sglang.srt.managers", "sglang.srt.entrypoints.openai"
+    updater = f"{managers}.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+    return {
+        f"{managers}.scheduler.Scheduler._create_generation_req": ("AFTER", scheduler.after_create),
+        f"{managers}.scheduler.Scheduler.abort_request": ("BEFORE", scheduler.before_abort),
+        f"{managers}.schedule_batch.Req.reset_for_retract": ("AFTER", scheduler.after_retract),
+        **{
+            f"{updater}.update_weights_from_{source}": ("BEFORE", scheduler.before_weights)
+            for source in ("disk", "distributed", "tensor", "ipc")
+        },
+        "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new": ("AFTER", scheduler.after_batch),
+        f"{managers}.tokenizer_manager.TokenizerManager.update_request_meta_info": ("AFTER", answer.after_meta_info),
+        **{
+            f"{openai}.{serving}._handle_{kind}_request": ("AROUND", answer.around_answer)
+            for serving in ("serving_chat.OpenAIServingChat", "serving_completions.OpenAIServingCompletion")
+            for kind in ("streaming", "non_streaming")
+        },
+    }
+
+
+def _make_backend(runner: Any) -> "AttentionBackend":
     # Imported when a model runner asks for it: only the scheduler process needs the backend's imports.
     from engines.attention.backend import CrossfillAttentionBackend
 
-    return CrossfillAttentionBackend(runner)
+    if os.environ.get(INTERPRET_VARIABLE):
+        _interpret_triton()
+    reuse, inner = _make_engine(runner), os.environ.get(INNER_VARIABLE)
+    if inner is None:
+        return CrossfillAttentionBackend(runner, reuse=reuse)
+    from engines import compat
+    from engines.attention.beside import Beside
+
+    backend = compat.make_attention_backend(inner, runner)
+    if reuse is not None:
+        Beside(runner, reuse).attach(backend)
+    return backend
+
+
+def _interpret_triton() -> None:
+    from crossfill_kernels import dispatch
+    from crossfill_kernels.interpretation import interpret_kernels
+
+    interpret_kernels()
+    # These two run on the scheduler's thread alone; the interpreter is not made for several threads.
+    dispatch.force("triton", {"block_mass", "guided_attention"})
+
+
+def _unsuited(server_args: Any) -> str | None:
+    """The first of SGLang's options that changes which rows, heads or tokens a worker computes; None if none does."""
+    asked = {
+        "tensor parallelism": server_args.tp_size > 1,
+        "pipeline parallelism": server_args.pp_size > 1,
+        "speculative decoding": server_args.speculative_algorithm is not None,
+        "mixed chunks": server_args.enable_mixed_chunk,
+        "overlap schedule": not server_args.disable_overlap_schedule,
+        "disaggregation": server_args.disaggregation_mode != "null",
+    }
+    return next((option for option, is_so in asked.items() if is_so), None)
+
+
+def _make_engine(runner: Any) -> "ReuseEngine | None":
+    settings = _reuse_settings()
+    if settings is None:
+        return None
+    from engines.reuse.assembly import assemble
+
+    check_hooks()
+    if (option := _unsuited(runner.server_args)) is not None:
+        raise SystemExit(f"crossfill: reuse does not work with SGLang's {option}; leave that out, or the model's pairs")
+    pool = runner.token_to_kv_pool
+    engine = assemble(settings, slots=pool.get_key_buffer(0).shape[0])
+    _parts()[0].engine = engine
+    return engine

@@ -7,8 +7,9 @@ imports this module again, so nothing happens at import.
 import os
 import sys
 
-from engines import compat
+from engines import compat, plugin
 from engines.errors import EngineError
+from engines.hooks import ReuseHeader
 
 
 def main(argv: list[str]) -> int:
@@ -26,11 +27,18 @@ def main(argv: list[str]) -> int:
         print(f"crossfill worker: {error}", file=sys.stderr)  # noqa: T201  # the one line an operator reads
         return 1
     from sglang.launch_server import run_server
+    from sglang.srt.entrypoints.http_server import app
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args
     from sglang.srt.utils import kill_process_tree
 
     load_plugins()
+    try:
+        plugin.check_hooks()
+    except EngineError as error:
+        print(f"crossfill worker: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    app.add_middleware(ReuseHeader)
     try:
         run_server(prepare_server_args(argv))
     finally:

@@ -1,7 +1,7 @@
 """SGLang attention backend on `crossfill_kernels`; `forward_extend` and `forward_decode` are called once a layer."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
@@ -15,17 +15,25 @@ from crossfill_kernels.rows import Rows, newest_rows
 from engines.errors import UnsupportedModelError
 from engines.metrics import AttentionMetrics
 
+if TYPE_CHECKING:
+    from engines.reuse.chunk import Chunk
+    from engines.reuse.engine import ReuseEngine
+
 _WAY_OUT = "start this worker with --attention-backend torch_native"
 
 
 @dataclass(frozen=True)
 class _Sequence:
-    """One request's rows [start, stop) of a batch, their positions, and where its context stands in the KV pool."""
+    """One request's rows [start, stop) of a batch, their positions, and where its context stands in the KV pool.
+
+    `chunk` says how they are computed if reuse is on; None for a decode.
+    """
 
     start: int
     stop: int
     rows: Rows
     slots: Slots
+    chunk: "Chunk | None" = None
 
 
 class CrossfillAttentionBackend(AttentionBackend):  # type: ignore[misc]  # SGLang is untyped
@@ -33,6 +41,7 @@ class CrossfillAttentionBackend(AttentionBackend):  # type: ignore[misc]  # SGLa
 
     Args:
         runner: SGLang's model runner, whose model is loaded and whose pools exist.
+        reuse: what plans prefills with the help of other models; None if this worker has no part in that.
 
     Raises:
         UnsupportedModelError: a layer of the model asks for what this backend does not compute.
@@ -41,13 +50,16 @@ class CrossfillAttentionBackend(AttentionBackend):  # type: ignore[misc]  # SGLa
     # The plan below is made from the host copies of the lengths.
     needs_cpu_seq_lens = True
 
-    def __init__(self, runner: Any, metrics: AttentionMetrics | None = None) -> None:
+    def __init__(
+        self, runner: Any, metrics: AttentionMetrics | None = None, *, reuse: "ReuseEngine | None" = None
+    ) -> None:
         super().__init__()
         self._last_layer = check_layers(runner.model)
-        _check_pool(runner)
+        check_pool(runner)
         self._req_to_token = runner.req_to_token_pool.req_to_token
         self._pool = runner.token_to_kv_pool
         self._metrics = metrics or AttentionMetrics()
+        self._reuse = reuse
         # Opened here, a missing library is warned about at start and not in the first request.
         library.load()
         self._plan: tuple[_Sequence, ...] = ()
@@ -61,10 +73,16 @@ class CrossfillAttentionBackend(AttentionBackend):  # type: ignore[misc]  # SGLa
         lengths = forward_batch.seq_lens_cpu.tolist()
         rows = [1] * len(lengths) if mode.is_decode() else forward_batch.extend_seq_lens_cpu
         plan, start = [], 0
-        for request, length, new in zip(forward_batch.req_pool_indices.tolist(), lengths, rows, strict=True):
-            slots = as_slots(self._req_to_token[request, :length])
-            plan.append(_Sequence(start, start + new, newest_rows(new, length), slots))
+        ids = forward_batch.rids if self._reuse is not None and not mode.is_decode() else [None] * len(lengths)
+        for request, request_id, length, new in zip(
+            forward_batch.req_pool_indices.tolist(), ids, lengths, rows, strict=True
+        ):
+            slots, own = self._req_to_token[request, :length], newest_rows(new, length)
+            chunk = None if self._reuse is None or request_id is None else self._reuse.chunk(request_id, own, slots)
+            plan.append(_Sequence(start, start + new, own, chunk.slots if chunk else as_slots(slots), chunk))
             start += new
+        if self._reuse is not None and mode.is_decode():
+            self._note_decode(forward_batch.req_pool_indices, forward_batch.seq_lens_cpu)
         self._plan = tuple(plan)
         phase = "decode" if mode.is_decode() else "extend"
         self._metrics.rows.labels(phase).inc(start)
@@ -106,13 +124,30 @@ class CrossfillAttentionBackend(AttentionBackend):  # type: ignore[misc]  # SGLa
         out = torch.empty_like(query) if self._rows == query.shape[0] else torch.zeros_like(query)
         for s in self._plan:
             own = slice(s.start, s.stop)
-            paged_attention(query[own], keys, values, s.slots, s.rows, scale=layer.scaling, out=out[own])
+            if s.chunk is None or self._reuse is None:
+                paged_attention(query[own], keys, values, s.slots, s.rows, scale=layer.scaling, out=out[own])
+            else:
+                self._reuse.attend(s.chunk, layer.layer_id, query[own], keys, values, scale=layer.scaling, out=out[own])
         if layer.layer_id == self._last_layer:
-            self._metrics.count_kernels(dispatch.calls())
+            self._finish_pass()
         return out.view(q.shape[0], -1)
 
     # A decode is an extend of one row a request: the plan already says so.
     forward_decode = forward_extend
+
+    def _note_decode(self, requests: torch.Tensor, lengths: torch.Tensor) -> None:
+        """Each request's new row is as exact as the row before it."""
+        assert self._reuse is not None
+        last = lengths.to(requests.device) - 1
+        new, before = self._req_to_token[requests, last], self._req_to_token[requests, (last - 1).clamp(min=0)]
+        self._reuse.provenance.decode(new.long(), before.long())
+
+    def _finish_pass(self) -> None:
+        self._metrics.count_kernels(dispatch.calls())
+        if self._reuse is not None:
+            for s in self._plan:
+                if s.chunk is not None:
+                    self._reuse.computed(s.chunk)
 
     def support_triton(self) -> bool:
         """No Triton on this path: SGLang then takes its PyTorch forms of index bookkeeping."""
@@ -123,7 +158,7 @@ class CrossfillAttentionBackend(AttentionBackend):  # type: ignore[misc]  # SGLa
         return self._plan[-1].stop if self._plan else 0
 
 
-def _check_pool(runner: Any) -> None:
+def check_pool(runner: Any) -> None:
     """Refuse a KV pool of another type than the queries, at start and not at the first request."""
     pool, queries = runner.token_to_kv_pool.dtype, runner.dtype
     if pool != queries:

@@ -1,0 +1,339 @@
+"""Reuse within a worker's scheduler process: what is known of every request, from its arrival to its last chunk."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cache_store.seldom import SeldomLog
+from crossfill_kernels.block_mass import block_mass
+from crossfill_kernels.errors import KernelError
+from crossfill_kernels.guided_attention import guided_attention
+from crossfill_kernels.paged_attention import paged_attention
+from crossfill_kernels.rows import BLOCK, Rows, rows_at
+from crossfill_kernels.slots import as_slots
+from engines.reuse.chunk import Chunk, Part
+from engines.reuse.metrics import Missed
+from engines.reuse.plan import Plan, Run, dense_run, runs_of
+from engines.reuse.provenance import Provenance
+from engines.reuse.receiver import Pending, namespace_of
+from engines.reuse.refusal import Refusal
+from engines.reuse.sender import Captured
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from cache_store.client.fetch import Fetch, Fetcher, LayerRecords
+    from crossfill_kernels.blocks import BlockIndex
+    from engines.reuse.asked import Asked
+    from engines.reuse.metrics import ReuseMetrics
+    from engines.reuse.receiver import Receiver
+    from engines.reuse.sender import Sender
+    from engines.reuse.settings import ReuseSettings
+
+_log = logging.getLogger("crossfill.reuse")
+
+_LOG_EVERY_S = 60.0
+# Requests that are known and have not been prefilled; beyond, the one that arrived first is prefilled densely.
+_MOST_KNOWN = 4096
+
+
+@dataclass
+class _Known:
+    """What is known of a request that arrived."""
+
+    asked: Asked | None
+    tokens: Sequence[int]
+    taken: Pending | Refusal
+    stored: Fetch[LayerRecords] | None
+    plan: Plan | None = None
+    outcome: str = "none"
+    planned: bool = False
+
+
+class ReuseEngine:
+    """Plans every prefill and collects what it leaves.
+
+    All methods run on the scheduler's thread; none waits but `admit`, and that at most `wait_s`.
+
+    Args:
+        slots: of the KV pool.
+    """
+
+    def __init__(
+        self,
+        settings: ReuseSettings,
+        fetcher: Fetcher,
+        receiver: Receiver,
+        sender: Sender | None,
+        metrics: ReuseMetrics,
+        *,
+        slots: int,
+    ) -> None:
+        self._settings = settings
+        self._fetcher = fetcher
+        self._receiver = receiver
+        self._sender = sender
+        self._metrics = metrics
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._publish = frozenset(settings.publish)
+        self._stopped: Refusal | None = None
+        # Seconds of a row and a key of dense attention in one layer; not known on a GPU, which does not wait for it.
+        self._pace_s: float | None = None
+        self._failures = SeldomLog(_log, _LOG_EVERY_S, time.monotonic)
+        self.provenance = Provenance(slots)
+
+    def arrive(self, request_id: str, asked: Asked | None, tokens: Sequence[int], *, supported: bool = True) -> None:
+        """A request came; ask the store what there is for it.
+
+        Args:
+            request_id: SGLang's.
+            asked: the router's word, if there is any.
+            tokens: of the prompt.
+            supported: False if more than its tokens decides what it computes (images, adapters).
+        """
+        if request_id in self._known:
+            self.forget(request_id)
+        refusal = self._stopped or (None if supported else Refusal.UNSUPPORTED)
+        taken = refusal or self._receiver.begin(request_id, asked, tokens)
+        stored = None
+        if refusal is None and asked is not None and self._sender is not None and len(tokens) >= BLOCK:
+            own = namespace_of(self._settings.model, asked)
+            stored = self._fetcher.start(request_id, own, tokens, (), self._settings.store.fetch_deadline_s)
+        self._known[request_id] = _Known(asked, tokens, taken, stored)
+        while len(self._known) > _MOST_KNOWN:
+            self.forget(next(iter(self._known)))
+
+    def preview(self, request_id: str) -> Refusal | None:
+        """Why a request that has just arrived will surely not be guided; None if it may be. Waits as `admit` does."""
+        known = self._known[request_id]
+        if isinstance(known.taken, Pending):
+            refusal = self._receiver.preview(known.taken, len(known.tokens), self._settings.wait_s)
+            if refusal is None:
+                return None
+            known.taken.end()
+            known.taken = refusal
+        return known.taken
+
+    def is_new(self, request_id: str) -> bool:
+        """Whether nothing was decided for a request yet."""
+        known = self._known.get(request_id)
+        return known is None or not known.planned
+
+    def admit(self, request_id: str, start: int, total: int) -> Refusal | None:
+        """The next chunk of a request will be computed: decide how, if it is the first.
+
+        Args:
+            request_id: that arrived.
+            start: tokens that are in this worker's own cache.
+            total: tokens that are prefilled in all.
+
+        Returns:
+            Why the request is not guided; None if it is.
+        """
+        known = self._known.get(request_id)
+        if known is None:
+            self._metrics.count_refused("none", Refusal.RETRACTED, _blocks(start, total))
+            return Refusal.RETRACTED
+        if not known.planned:
+            known.planned = True
+            taken = known.taken
+            found = (
+                taken
+                if isinstance(taken, Refusal)
+                else self._receiver.decide(taken, start, total, self._patience_s(start, total))
+            )
+            self._note(known, found, start, total)
+        return None if known.plan else known.taken if isinstance(known.taken, Refusal) else Refusal.FAILED
+
+    def outcome(self, request_id: str) -> str:
+        """What the response header says of a request whose first chunk was admitted."""
+        known = self._known.get(request_id)
+        return known.outcome if known else f"none; reason={Refusal.RETRACTED.value}"
+
+    def chunk(self, request_id: str, rows: Rows, slots: torch.Tensor) -> Chunk:
+        """How the newest rows of a request are computed; notes what their slots will hold.
+
+        Args:
+            rows: that follow one another, at least one; on the host.
+            slots: of all positions up to the last of them; their device is where the chunk is computed.
+        """
+        device = slots.device
+        stop = slots.numel()
+        start = stop - rows.count
+        known = self._known.get(request_id)
+        plan = known.plan if known else None
+        runs = runs_of(start, stop, plan.pages) if plan else dense_run(start, stop)
+        before = self.provenance.hops_of(int(slots[start - 1])) if start else 0
+        guided_from = next((run.start - start for run in runs if run.guided), None)
+        self.provenance.extend(slots[start:stop].long().cpu(), before, guided_from)
+        is_last = known is None or stop >= len(known.tokens)
+        wants = known is not None and known.stored is not None and before == 0 and not runs[0].guided
+        parts = tuple(
+            Part(
+                run,
+                rows_at(range(run.start, run.stop)).to(device),
+                captured=wants and index == 0 and self._worth(run, is_last),
+            )
+            for index, run in enumerate(runs)
+        )
+        return Chunk(request_id, rows.to(device), as_slots(slots), parts, plan, is_last)
+
+    def concerns(self, chunk: Chunk, layer: int) -> bool:
+        """Whether anything but dense attention is to be computed of a chunk in this layer."""
+        guided = chunk.plan is not None and chunk.plan.is_guided(layer)
+        return guided or (chunk.parts[0].captured and layer in self._publish)
+
+    def attend(
+        self,
+        chunk: Chunk,
+        layer: int,
+        query: torch.Tensor,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        *,
+        scale: float,
+        out: torch.Tensor,
+    ) -> None:
+        """Causal attention of a chunk's rows in one layer; other arguments as of `paged_attention`.
+
+        Args:
+            chunk: how its rows are computed; gets the masses that are to be published.
+            layer: number of the model's layer.
+        """
+        slots = chunk.slots
+        guided = chunk.plan is not None and chunk.plan.is_guided(layer)
+        captured = chunk.parts[0].captured and layer in self._publish
+        if not self.concerns(chunk, layer):
+            started_s = time.perf_counter()
+            paged_attention(query, keys, values, slots, chunk.rows, scale=scale, out=out)
+            self._note_pace(chunk.rows, time.perf_counter() - started_s, query.device.type)
+            return
+        first = chunk.parts[0].run.start
+        for part in chunk.parts:
+            own = slice(part.run.start - first, part.run.stop - first)
+            q, o = query[own], out[own]
+            if part.captured and captured:
+                chunk.masses[layer] = block_mass(q, keys, values, slots, part.rows, scale=scale, out=o)
+                continue
+            index = self._index_of(chunk, part, layer) if guided and part.run.guided else None
+            if index is not None:
+                index = index.to(query.device)
+                try:
+                    guided_attention(q, keys, values, slots, part.rows, index, scale=scale, out=o)
+                    continue
+                except KernelError as error:
+                    self._metrics.count_missed(Missed.KERNEL)
+                    self._failures.warn(f"{chunk.request_id}: layer {layer} is computed densely: {error}")
+            paged_attention(q, keys, values, slots, part.rows, scale=scale, out=o)
+
+    def computed(self, chunk: Chunk) -> None:
+        """All layers of a chunk are computed: publish its masses; forget the request after its last chunk."""
+        known = self._known.get(chunk.request_id)
+        if known is None:
+            return
+        if chunk.masses and self._sender is not None and known.stored is not None and known.asked is not None:
+            run = chunk.parts[0].run
+            self._sender.offer(
+                Captured(
+                    chunk.request_id,
+                    namespace_of(self._settings.model, known.asked),
+                    known.tokens,
+                    run.start,
+                    run.stop,
+                    # After the first guided row nothing is exact, so no row block goes on.
+                    chunk.is_last or len(chunk.parts) > 1,
+                    chunk.masses,
+                    known.stored,
+                )
+            )
+            known.stored = None if chunk.is_last else known.stored
+        if chunk.is_last:
+            self.forget(chunk.request_id)
+
+    def stop(self, reason: Refusal) -> None:
+        """From now on nothing is taken and nothing is left, not even of requests that are known."""
+        self._stopped = reason
+        for known in self._known.values():
+            known.stored = None
+            if known.plan is None and isinstance(known.taken, Pending):
+                known.taken.end()
+                known.taken = reason
+        _log.warning("reuse stops until this worker is started again: %s", reason.value)
+
+    def forget(self, request_id: str) -> None:
+        """The request is gone, or needs nothing more."""
+        known = self._known.pop(request_id, None)
+        if known is None:
+            return
+        if known.plan:
+            known.plan.end()
+        if isinstance(known.taken, Pending):
+            known.taken.end()
+
+    def forget_all(self, prefix: str) -> None:
+        """Requests whose ids begin so are gone."""
+        for request_id in [one for one in self._known if one.startswith(prefix)]:
+            self.forget(request_id)
+
+    def _patience_s(self, start: int, total: int) -> float:
+        """Most that a request waits for the store: a share of what guided attention may save it, if that is known."""
+        if self._pace_s is None:
+            return self._settings.wait_s
+        layers = max(len(pair.guided) for pair in self._settings.pairs)
+        dense_s = layers * self._pace_s * (total**2 - start**2) / 2
+        # At the density of .5 that is usual of short prompts, about half of it.
+        return min(self._settings.wait_s, self._settings.wait_share * dense_s / 2)
+
+    def _note_pace(self, rows: Rows, seconds: float, device: str) -> None:
+        if device != "cpu" or rows.count < BLOCK:
+            return
+        pace_s = seconds / (rows.count * (rows.last + 1 - rows.count / 2))
+        self._pace_s = pace_s if self._pace_s is None else 0.9 * self._pace_s + 0.1 * pace_s
+
+    def _index_of(self, chunk: Chunk, part: Part, layer: int) -> BlockIndex | None:
+        """The kept blocks of a guided part; None, counted, if they are not to be had."""
+        assert chunk.plan is not None
+        if not chunk.plan.has_come(layer):
+            self._metrics.count_missed(Missed.LATE)
+            return None
+        of_layer, blocks = chunk.plan.layer(layer), part.run.blocks
+        if of_layer is None:
+            self._metrics.count_missed(Missed.MALFORMED)
+            return None
+        if not of_layer.covers(*blocks):
+            self._metrics.count_missed(Missed.GONE)
+            return None
+        return of_layer.part(*blocks)
+
+    def _note(self, known: _Known, found: Plan | Refusal, start: int, total: int) -> None:
+        blocks = _blocks(start, total)
+        if isinstance(found, Plan):
+            known.plan = found
+            self._metrics.count_guided(len(found.pages), found.density)
+            self._metrics.count_uncovered(blocks - len(found.pages))
+            known.outcome = (
+                f"guided; blocks={len(found.pages)}/{blocks}; density={found.density:.2f}; "
+                f"sender={found.pair.sender.name}"
+            )
+            return
+        if isinstance(known.taken, Pending):
+            known.taken.end()
+        known.taken = found
+        self._metrics.count_refused(found.mode, found, blocks)
+        known.outcome = f"{found.mode}; reason={found.value}"
+
+    @staticmethod
+    def _worth(run: Run, is_last: bool) -> bool:
+        """Whether a run has the end of a row block, or the beginning of one that a next chunk may complete."""
+        return not is_last or run.stop // BLOCK > run.start // BLOCK
+
+
+def _blocks(start: int, total: int) -> int:
+    """Row blocks that have rows in [start, total)."""
+    return -(-total // BLOCK) - start // BLOCK

@@ -1,0 +1,75 @@
+"""Which column blocks a receiver layer looks at: a sender layer's masses, mixed and cut at top-p."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from crossfill_kernels.blocks import BlockIndex
+from crossfill_kernels.mix_mass import mix_mass
+from crossfill_kernels.select_blocks import select_blocks
+from engines.reuse.mass_records import unpack_masses
+from engines.reuse.settings import Weights
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from cache_store.records import Record
+    from engines.reuse.settings import PairSettings
+
+
+def mixture(pair: PairSettings, heads: int) -> torch.Tensor:
+    """float32 [H_S, H_R]: how much of each sender head is in each of `heads` receiver heads; columns sum to 1."""
+    if pair.weights is Weights.IDENTITY:
+        return torch.eye(heads)
+    return torch.full((pair.sender.heads, heads), 1 / pair.sender.heads)
+
+
+@dataclass(frozen=True)
+class GuidedLayer:
+    """The kept column blocks of one receiver layer, for the row blocks that the store has.
+
+    Attributes:
+        index: of H_R heads and these row blocks.
+        places: of each row block, its number within the index.
+        density: kept blocks as a share of the causal ones.
+    """
+
+    index: BlockIndex
+    places: Mapping[int, int]
+    density: float
+
+    def covers(self, first: int, last: int) -> bool:
+        """Whether it has row blocks `first` … `last`."""
+        return all(block in self.places for block in range(first, last + 1))
+
+    def part(self, first: int, last: int) -> BlockIndex:
+        """The lists of row blocks `first` … `last`, all of which it has."""
+        low, high = self.places[first], self.places[last] + 1
+        rows = self.index.blocks.numel()
+        if (low, high) == (0, rows):
+            return self.index
+        # Blocks that follow one another lie side by side, head by head.
+        bounds = self.index.offsets.tolist()
+        pieces = [slice(bounds[head * rows + low], bounds[head * rows + high]) for head in range(self.index.heads)]
+        lengths = self.index.offsets.diff().view(self.index.heads, rows)[:, low:high]
+        offsets = torch.zeros(lengths.numel() + 1, dtype=torch.int32)
+        offsets[1:] = lengths.flatten().cumsum(0)
+        columns = torch.cat([self.index.columns[piece] for piece in pieces])
+        return BlockIndex(self.index.heads, self.index.blocks[low:high].contiguous(), offsets, columns)
+
+
+def guide(records: Mapping[int, Record], pair: PairSettings, weights: torch.Tensor) -> GuidedLayer:
+    """What the masses of these row blocks make a layer look at.
+
+    Raises:
+        MassRecordError: a record is not of the sender's heads and of its row block.
+    """
+    masses = unpack_masses(records, pair.sender.heads)
+    blocks = masses.blocks.tolist()
+    index = select_blocks(mix_mass(masses, weights, blocks[-1] + 1 if blocks else 0), top_p=pair.top_p)
+    causal = index.heads * sum(block + 1 for block in blocks)
+    kept = int(index.offsets[-1])
+    return GuidedLayer(index, {block: place for place, block in enumerate(blocks)}, kept / causal if causal else 1.0)

@@ -1,0 +1,95 @@
+"""Block masses as records of pages: one row block of one sender layer, all heads (design: record `mass`).
+
+A payload has, of each head, a bit for every column block up to the diagonal (the first in the lowest bit), then the
+codes of the set bits, head by head: a bit and a byte a mass, where a list of columns would take two bytes more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from cache_store.records import Kind, Record
+from crossfill_kernels.mix_mass import QuantisedMass, quantise_mass
+from engines.errors import MassRecordError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from crossfill_kernels.blocks import BlockMass
+
+DTYPE = "mass8"
+"""How the payload is read; another layout gets another name, and this one is then a miss."""
+
+
+def pack_masses(mass: BlockMass, layer: int, digests: Sequence[bytes]) -> list[Record]:
+    """One record for each row block of `mass`, quantised.
+
+    Args:
+        mass: masses [H, R, C] of whole row blocks.
+        layer: of the model that computed them.
+        digests: of the tokens up to each row block's end (`PageKey.tokens_digest`), R of them.
+    """
+    quantised = quantise_mass(mass)
+    heads, width = quantised.heads, mass.mass.shape[2]
+    lengths = quantised.offsets.diff().numpy()
+    kept = np.zeros((lengths.size, width), dtype=bool)
+    codes = np.zeros((lengths.size, width), dtype=np.uint8)
+    entry = np.repeat(np.arange(lengths.size), lengths)
+    kept[entry, quantised.columns.numpy()] = True
+    codes[entry, quantised.columns.numpy()] = quantised.codes.numpy()
+    records = []
+    for row, (block, digest) in enumerate(zip(mass.blocks.tolist(), digests, strict=True)):
+        # Entry (h, i) of the lists is h·R + i.
+        bits, values = (array[row :: mass.blocks.numel(), : block + 1] for array in (kept, codes))
+        payload = np.packbits(bits, axis=1, bitorder="little").tobytes() + values[bits].tobytes()
+        records.append(Record(Kind.MASS, layer, (heads, block + 1), DTYPE, digest, payload))
+    return records
+
+
+def unpack_masses(records: Mapping[int, Record], heads: int) -> QuantisedMass:
+    """The masses of these row blocks; the inverse of `pack_masses`.
+
+    Args:
+        records: by row block.
+        heads: that the sender has.
+
+    Raises:
+        MassRecordError: a record is not of this layout, of so many heads and of its row block.
+    """
+    blocks = sorted(records)
+    width = blocks[-1] + 1 if blocks else 0
+    kept = np.zeros((heads, len(blocks), width), dtype=bool)
+    codes = np.zeros((heads, len(blocks), width), dtype=np.uint8)
+    for row, block in enumerate(blocks):
+        bits, values = _parts(records[block], heads, block)
+        kept[:, row, : block + 1] = bits
+        codes[:, row, : block + 1][bits] = values
+    flat = kept.reshape(heads * len(blocks), width)
+    offsets = np.zeros(flat.shape[0] + 1, dtype=np.int32)
+    np.cumsum(flat.sum(axis=1), out=offsets[1:])
+    columns = np.nonzero(flat)[1].astype(np.int32)
+    return QuantisedMass(
+        heads,
+        torch.tensor(blocks, dtype=torch.int32),
+        torch.from_numpy(offsets),
+        torch.from_numpy(columns),
+        torch.from_numpy(codes[kept]),
+    )
+
+
+def _parts(record: Record, heads: int, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """Set bits [H, block + 1] and the codes of one record."""
+    if record.dtype != DTYPE or record.shape != (heads, block + 1):
+        raise MassRecordError(f"want {DTYPE} {[heads, block + 1]}, got {record.dtype} {list(record.shape)}")
+    row_bytes = (block + 8) // 8
+    data = np.frombuffer(record.payload, dtype=np.uint8)
+    packed, values = data[: heads * row_bytes], data[heads * row_bytes :]
+    if packed.size < heads * row_bytes:
+        raise MassRecordError(f"{data.size} bytes are too few for {heads} heads of {block + 1} blocks")
+    bits = np.unpackbits(packed.reshape(heads, row_bytes), axis=1, count=block + 1, bitorder="little").astype(bool)
+    if int(bits.sum()) != values.size:
+        raise MassRecordError(f"{values.size} codes for {int(bits.sum())} bits")
+    return bits, values

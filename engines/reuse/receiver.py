@@ -1,0 +1,192 @@
+"""What a worker takes from others: asks the store when a request arrives, decides when its turn comes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from cache_store.metrics import FetchEnd
+from cache_store.namespace import Namespace
+from cache_store.records import Kind, record_name
+from cache_store.seldom import SeldomLog
+from engines.errors import MassRecordError
+from engines.reuse.asked import Mode
+from engines.reuse.guided import guide, mixture
+from engines.reuse.plan import Plan, pages_to_guide, rows_in
+from engines.reuse.refusal import Refusal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from cache_store.client.fetch import Fetch, Fetcher, LayerRecords
+    from cache_store.coverage import Coverage
+    from engines.reuse.asked import Asked
+    from engines.reuse.guided import GuidedLayer
+    from engines.reuse.metrics import ReuseMetrics
+    from engines.reuse.settings import ModelIdentity, PairSettings, ReuseSettings
+
+_log = logging.getLogger("crossfill.reuse")
+
+_LOG_EVERY_S = 60.0
+_ENDED = {
+    FetchEnd.UNAVAILABLE: Refusal.STORE_UNAVAILABLE,
+    FetchEnd.BUSY: Refusal.STORE_BUSY,
+    FetchEnd.FAILED: Refusal.FAILED,
+}
+
+
+def namespace_of(model: ModelIdentity, asked: Asked) -> Namespace:
+    """Where state that `model` computed for this request lies."""
+    return Namespace(asked.tenant, model.name, model.revision, model.tokenizer, model.template, asked.salt)
+
+
+@dataclass(frozen=True)
+class Pending:
+    """What a request may take, and from whom, while it waits for its turn."""
+
+    fetches: tuple[tuple[PairSettings, Fetch[GuidedLayer | None]], ...]
+
+    def end(self) -> None:
+        """The request is gone, or nothing of it is wanted."""
+        for _, fetch in self.fetches:
+            fetch.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """The sender that left most, and what of it would be used: `rows` in row blocks `pages`."""
+
+    pair: PairSettings
+    fetch: Fetch[GuidedLayer | None]
+    pages: frozenset[int]
+    rows: int
+
+
+class Receiver:
+    """Plans prefills with the help of others' masses.
+
+    Args:
+        settings: of the worker.
+        fetcher: reads the store in the background.
+    """
+
+    def __init__(
+        self,
+        settings: ReuseSettings,
+        fetcher: Fetcher,
+        metrics: ReuseMetrics,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._fetcher = fetcher
+        self._metrics = metrics
+        self._clock = clock
+        self._weights = {pair.sender.name: mixture(pair, settings.model.heads) for pair in settings.pairs}
+        self._malformed = SeldomLog(_log, _LOG_EVERY_S, clock)
+
+    def begin(self, request_id: str, asked: Asked | None, tokens: Sequence[int]) -> Pending | Refusal:
+        """Ask the store what there is for a prompt; returns at once."""
+        if asked is None:
+            return Refusal.NO_ROUTER
+        if asked.mode is Mode.OFF:
+            return Refusal.OFF
+        if not self._settings.pairs:
+            return Refusal.NO_PAIR
+        wanted = [pair for pair in self._settings.pairs if len(tokens) > pair.min_tokens]
+        if not wanted:
+            return Refusal.TOO_SHORT
+        return Pending(tuple((pair, self._start(request_id, pair, asked, tokens)) for pair in wanted))
+
+    def decide(self, pending: Pending, prefix: int, total: int, wait_s: float) -> Plan | Refusal:
+        """Freeze the plan of a request whose turn has come.
+
+        Args:
+            pending: of `begin`.
+            prefix: tokens that this worker has in its own cache.
+            total: tokens of the prompt.
+            wait_s: most that may be waited for the store.
+        """
+        started_s = self._clock()
+        try:
+            return self._decide(pending, prefix, total, started_s + wait_s)
+        finally:
+            self._metrics.count_wait(self._clock() - started_s)
+
+    def preview(self, pending: Pending, total: int, wait_s: float) -> Refusal | None:
+        """Why nothing could be planned even if this worker had nothing in its own cache; arguments as of `decide`."""
+        found = self._best(pending, 0, total, self._clock() + wait_s)
+        return found if isinstance(found, Refusal) else None
+
+    def _decide(self, pending: Pending, prefix: int, total: int, until_s: float) -> Plan | Refusal:
+        found = self._best(pending, prefix, total, until_s)
+        if isinstance(found, Refusal):
+            return found
+        found.fetch.wait(until_s - self._clock())
+        return self._gate(found)
+
+    def _best(self, pending: Pending, prefix: int, total: int, until_s: float) -> _Choice | Refusal:
+        best: _Choice | None = None
+        refusal = Refusal.NOTHING_STORED
+        for pair, fetch in pending.fetches:
+            coverage = fetch.coverage(until_s - self._clock())
+            if coverage is None:
+                refusal = _ENDED.get(fetch.end or FetchEnd.DEADLINE, Refusal.STORE_SLOW)
+                continue
+            covered = _covered(coverage, pair)
+            pages = pages_to_guide(covered, prefix, total)
+            rows = rows_in(pages, prefix)
+            if rows < pair.min_tokens:
+                refusal = _too_little(covered, rows)
+            elif best is None or rows > best.rows:
+                best = _Choice(pair, fetch, pages, rows)
+        return best or refusal
+
+    def _gate(self, choice: _Choice) -> Plan | Refusal:
+        pair, fetch = choice.pair, choice.fetch
+        plan = Plan(pair, choice.pages, 1.0, fetch)
+        came = [plan.layer(layer) for layer in pair.guided if fetch.ready(pair.guided[layer])]
+        layers = [layer for layer in came if layer is not None]
+        if not layers:
+            return Refusal.MALFORMED if came else _ENDED.get(fetch.end or FetchEnd.DEADLINE, Refusal.STORE_SLOW)
+        plan.density = sum(layer.density for layer in layers) / len(layers)
+        return Refusal.TOO_DENSE if plan.density > pair.max_density else plan
+
+    def _start(
+        self, request_id: str, pair: PairSettings, asked: Asked, tokens: Sequence[int]
+    ) -> Fetch[GuidedLayer | None]:
+        return self._fetcher.start(
+            request_id,
+            namespace_of(pair.sender, asked),
+            tokens,
+            _names(pair),
+            self._settings.store.fetch_deadline_s,
+            prepare=partial(self._prepare, pair),
+        )
+
+    def _prepare(self, pair: PairSettings, records: LayerRecords) -> GuidedLayer | None:
+        # One name a layer.
+        [found] = records.values() or [{}]
+        try:
+            return guide(found, pair, self._weights[pair.sender.name])
+        except MassRecordError as error:
+            self._malformed.warn(f"masses of {pair.sender.name} are not used: {error}")
+            return None
+
+
+def _names(pair: PairSettings) -> list[str]:
+    return [record_name(Kind.MASS, layer) for layer in dict.fromkeys(pair.guided.values())]
+
+
+def _covered(coverage: Coverage, pair: PairSettings) -> list[bool]:
+    names = frozenset(_names(pair))
+    return [names <= records.keys() for records in coverage.records]
+
+
+def _too_little(covered: Sequence[bool], rows: int) -> Refusal:
+    if not any(covered):
+        return Refusal.NOTHING_STORED
+    return Refusal.TOO_LITTLE if rows else Refusal.CACHED

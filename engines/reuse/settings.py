@@ -1,0 +1,132 @@
+"""What a worker is told about reuse: who it is, what it publishes, and from whom it takes. Free of torch and SGLang."""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from cache_store.config import StoreSettings
+
+VARIABLE = "CROSSFILL_REUSE"
+"""Of a worker's environment: `ReuseSettings` as JSON. Not on the command line, as a store's URL may have a password."""
+
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class Weights(StrEnum):
+    """How masses of the sender's heads make those of the receiver's, as long as nothing was calibrated."""
+
+    UNIFORM = "uniform"
+    IDENTITY = "identity"
+
+
+class ModelIdentity(BaseModel):
+    """A model as namespaces of the store know it.
+
+    Attributes:
+        name: as it is served.
+        revision, tokenizer, template: digests of weights, tokenizer and chat template.
+        layers, heads: of its attention.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(min_length=1)
+    revision: str = Field(min_length=1)
+    tokenizer: str = Field(min_length=1)
+    template: str
+    layers: Count
+    heads: Count
+
+
+class PairTuning(BaseModel):
+    """How much of a prefill is guided (guided prefill, beyond MapFlow: masses say where the receiver looks).
+
+    Attributes:
+        first_layer: receiver layers before it are computed as always, and so is the last one.
+        weights: of the heads' mixture.
+        top_p: share of attention mass that the kept blocks reach.
+        min_tokens: a prefix of which fewer tokens could be guided is not worth it.
+        max_density: more kept blocks than this share of the causal ones save too little.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    first_layer: int = Field(default=3, ge=0)
+    weights: Weights = Weights.UNIFORM
+    top_p: Share = 0.95
+    min_tokens: int = Field(default=512, ge=64)
+    max_density: Share = 0.7
+
+
+class PairSettings(PairTuning):
+    """How a receiver uses one sender's masses.
+
+    Attributes:
+        sender: the model that publishes.
+        layers: of each receiver layer the sender layer whose masses guide it.
+    """
+
+    sender: ModelIdentity
+    layers: tuple[Annotated[int, Field(ge=0)], ...]
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if any(layer >= self.sender.layers for layer in self.layers):
+            raise ValueError(f"layers names one that {self.sender.name} lacks; it has {self.sender.layers}")
+        if not self.guided:
+            raise ValueError("no layer is left between first_layer and the last one")
+        return self
+
+    @property
+    def guided(self) -> Mapping[int, int]:
+        """Sender layer of each receiver layer that is guided, in their order."""
+        return {layer: self.layers[layer] for layer in range(self.first_layer, len(self.layers) - 1)}
+
+
+class ReuseSettings(BaseModel):
+    """All that one worker knows of reuse.
+
+    Attributes:
+        model: which it serves.
+        publish: layers whose masses others want; none for a model that nobody takes from.
+        pairs: from whom it takes, the preferred first.
+        store: where state is kept.
+        wait_s: most that a request waits for the store when its turn has come.
+        wait_share: of the time that it may save, the share that it waits at most.
+        capture_bytes: of masses that wait to be published; more are dropped.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: ModelIdentity
+    publish: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    pairs: tuple[PairSettings, ...] = ()
+    store: StoreSettings = Field(default_factory=StoreSettings)
+    wait_s: float = Field(default=0.02, ge=0, allow_inf_nan=False)
+    wait_share: float = Field(default=0.5, ge=0, allow_inf_nan=False)
+    capture_bytes: int = Field(default=256 * 2**20, ge=2**20)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if any(layer >= self.model.layers for layer in self.publish):
+            raise ValueError(f"publish names a layer that {self.model.name} lacks; it has {self.model.layers}")
+        for pair in self.pairs:
+            if len(pair.layers) != self.model.layers:
+                raise ValueError(
+                    f"the pair with {pair.sender.name} names {len(pair.layers)} layers, "
+                    f"{self.model.name} has {self.model.layers}"
+                )
+            if pair.weights is Weights.IDENTITY and pair.sender.heads != self.model.heads:
+                raise ValueError(
+                    f"identity weights need as many heads in {pair.sender.name} ({pair.sender.heads}) "
+                    f"as in {self.model.name} ({self.model.heads})"
+                )
+        return self
+
+
+def align_suffix(receiver_layers: int, sender_layers: int) -> tuple[int, ...]:
+    """Sender layer of each receiver layer, counted from the last (MapFlow, § Layer alignment); 0 where none is."""
+    return tuple(max(0, layer + sender_layers - receiver_layers) for layer in range(receiver_layers))

@@ -1,0 +1,38 @@
+"""What reuse does not work with is said at start."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from engines.compat import TARGETS
+from engines.plugin import _hooks, _unsuited
+
+SUITED = {
+    "tp_size": 1,
+    "pp_size": 1,
+    "speculative_algorithm": None,
+    "enable_mixed_chunk": False,
+    "disable_overlap_schedule": True,
+    "disaggregation_mode": "null",
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "option"),
+    [
+        ({}, None),
+        ({"tp_size": 2}, "tensor parallelism"),
+        ({"pp_size": 2}, "pipeline parallelism"),
+        ({"speculative_algorithm": "EAGLE"}, "speculative decoding"),
+        ({"enable_mixed_chunk": True}, "mixed chunks"),
+        ({"disable_overlap_schedule": False}, "overlap schedule"),
+        ({"disaggregation_mode": "prefill"}, "disaggregation"),
+    ],
+)
+def test_an_option_that_changes_what_is_computed_is_named(change, option):
+    assert _unsuited(SimpleNamespace(**{**SUITED, **change})) == option
+
+
+def test_every_hook_is_on_a_target_that_is_checked_at_start():
+    checked = {target.replace(":", ".") for target in TARGETS}
+    assert set(_hooks()) <= checked
