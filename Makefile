@@ -10,13 +10,14 @@ CONFIG ?= deploy/demo.yaml
 # One OpenMP thread a process: several processes share the cores here.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help setup run test test-quick check format bench gpu-check clean distclean
+.PHONY: help setup run test test-quick check format bench soak gpu-check clean distclean
 
 help:
 	@echo "make run      set up, make the demo models, start two workers and the router (Ctrl-C stops all of it)"
 	@echo "make test     set up, run every test; real SGLang workers included (about 25 minutes)"
 	@echo "make check    format, lint, types, import directions, docs"
 	@echo "make bench    measure the kernels, the router and a worker on this machine"
+	@echo "make soak     thirty conversations on the demo pair under faults, and more (about an hour)"
 	@echo "make gpu-check  on a machine with a GPU: check and time every Triton kernel there"
 	@echo "make setup    only the virtual environment (.venv) and the models (var/models)"
 	@echo "make clean    remove what runs made; 'make distclean' removes .venv and var too"
@@ -74,6 +75,11 @@ bench: setup
 	$(BIN)/crossfill bench router --scorer-file var/bench/scorer.json
 	$(BIN)/crossfill bench worker
 	$(BIN)/crossfill bench store
+
+# What takes too long for every change: conversations on the demo pair under faults, and the block pool's users killed.
+soak: setup
+	CROSSFILL_SOAK=1 CROSSFILL_POOL_SOAK_S=600 $(BIN)/python -m pytest tests/e2e/test_reuse_under_fire.py \
+	  tests/cache_store/pool/test_killed_at_random.py $(ARGS)
 
 gpu-check: $(READY)
 	$(BIN)/python kernels/benchmarks/gpu_check.py $(ARGS)

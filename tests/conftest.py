@@ -8,6 +8,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ os.environ.setdefault("SGLANG_PLATFORM", "crossfill_cpu")
 
 ROOT = Path(__file__).parent.parent
 LARGE, SMALL = "smollm2-135m-instruct", "smollm2-113m-healed"
+# Of the large model, those that the small one was made of.
+KEPT_LAYERS = [layer for layer in range(30) if layer not in {3, 4, 5, 12, 25, 26}]
 START_TIMEOUT_S = 500
 
 
@@ -91,10 +94,25 @@ def _start(folder: Path, config: dict, models_root: Path) -> Stack:
 @pytest.fixture
 def start_stack(tmp_path: Path, models_root: Path) -> Iterator[Callable[[dict], Stack]]:
     """Starts a `crossfill up` for one test; ended with all it started if the test has not stopped it."""
+    with _starting(tmp_path, models_root) as start:
+        yield start
+
+
+@pytest.fixture(scope="module")
+def start_module_stack(
+    tmp_path_factory: pytest.TempPathFactory, models_root: Path
+) -> Iterator[Callable[[dict], Stack]]:
+    """As `start_stack`, for all tests of a module."""
+    with _starting(tmp_path_factory.mktemp("module-stack"), models_root) as start:
+        yield start
+
+
+@contextmanager
+def _starting(folder: Path, models_root: Path) -> Iterator[Callable[[dict], Stack]]:
     started: list[Stack] = []
 
     def start(config: dict) -> Stack:
-        started.append(_start(tmp_path, config, models_root))
+        started.append(_start(folder, config, models_root))
         return started[-1]
 
     yield start
@@ -105,9 +123,33 @@ def start_stack(tmp_path: Path, models_root: Path) -> Iterator[Callable[[dict], 
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory, models_root: Path):
-    """The demo pair, and two tiny models whose prompts are prefilled in chunks of 64, behind one router."""
+    """The demo pair, and two tiny models whose prompts are prefilled in chunks of 64, behind one router.
+
+    The small ones of both pairs take what the large ones leave; the tiny one looks everywhere, so it computes what it
+    would compute alone.
+    """
     chunked = {"chunked_prefill_size": 64, "max_total_tokens": 8192}
+    folder = tmp_path_factory.mktemp("stack")
+    tiny = {"sender": "tiny-llama", "receiver": "tiny-qwen3", "layers": [0, 0, 1, 1, 2, 3], "first_layer": 1}
     config = {
+        "store": {"url": f"lmdb://{folder}/store"},
+        "reuse": {
+            "pairs": [
+                {
+                    "sender": LARGE,
+                    "receiver": SMALL,
+                    "layers": KEPT_LAYERS,
+                    # Short prompts are dense; a test wants to see something left out.
+                    "top_p": 0.8,
+                    "min_tokens": 256,
+                    "max_density": 1.0,
+                },
+                {**tiny, "top_p": 1.0, "min_tokens": 64, "max_density": 1.0},
+            ],
+            # A busy machine must not decide whether a test sees reuse.
+            "wait_s": 5.0,
+            "wait_share": 1e6,
+        },
         "listen": {"port": 0},
         "first_worker_port": 31100,
         "models": [
@@ -118,6 +160,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory, models_root: Path):
         ],
         "routing": {"ladder": [SMALL, LARGE]},
     }
-    running = _start(tmp_path_factory.mktemp("stack"), config, models_root)
+    running = _start(folder, config, models_root)
     yield running
     assert running.stop() == 0, running.output.read_text()

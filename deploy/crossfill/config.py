@@ -1,11 +1,12 @@
 """The one file of `crossfill up`: models, the workers to start for each, and the router's settings."""
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from engines.config import WorkerConfig, WorkerSettings
+from engines.reuse.settings import PairTuning, ReuseSettings
 from router.config import (
     CostConfig,
     ModelConfig,
@@ -58,6 +59,34 @@ class StackModel(Section):
         return self
 
 
+class PairConfig(PairTuning):
+    """The receiver prefills with attention masses that the sender left; both share a tokenizer and are started here.
+
+    `layers` names, of each receiver layer, the sender layer whose masses guide it; `suffix` counts from the last ones.
+    """
+
+    sender: ModelName
+    receiver: ModelName
+    layers: Literal["suffix"] | tuple[Annotated[int, Field(ge=0)], ...] = "suffix"
+
+    @model_validator(mode="after")
+    def _two_models(self) -> Self:
+        if self.sender == self.receiver:
+            raise ValueError(f"{self.sender!r} is sender and receiver; a model reuses its own prefixes anyway")
+        return self
+
+
+class ReuseConfig(Section):
+    """Reuse between models: which pairs, and how long a request whose turn has come waits for the store.
+
+    That is at most `wait_s` seconds, and at most `wait_share` of the time that it may save.
+    """
+
+    pairs: tuple[PairConfig, ...] = ()
+    wait_s: float = Field(default=0.02, ge=0, le=10, allow_inf_nan=False)
+    wait_share: float = Field(default=0.5, ge=0, allow_inf_nan=False)
+
+
 class SupervisorConfig(Section):
     """How processes are started and stopped, in seconds."""
 
@@ -76,6 +105,7 @@ class StackConfig(RouterSections):
 
     models: tuple[StackModel, ...] = Field(min_length=1)
     worker: Worker = WorkerSettings()
+    reuse: ReuseConfig = ReuseConfig()
     supervisor: SupervisorConfig = SupervisorConfig()
     first_worker_port: Port = 31000
 
@@ -83,6 +113,14 @@ class StackConfig(RouterSections):
     def _names_fit(self) -> Self:
         # The router's own checks: names unique, ladder known.
         self.outline()
+        started = {model.name for model in self.models if model.source is not None}
+        for pair in self.reuse.pairs:
+            if (
+                other := next((name for name in (pair.sender, pair.receiver) if name not in started), None)
+            ) is not None:
+                raise ValueError(f"reuse.pairs names {other!r}, which is no model that is started here")
+        if self.reuse.pairs and self.store.url.startswith("memory:"):
+            raise ValueError("reuse.pairs needs a store that processes share; memory:// is within one process")
         return self
 
     def outline(self) -> RouterConfig:
@@ -100,16 +138,19 @@ class StackConfig(RouterSections):
                     cost=m.cost,
                     prefill_tokens_per_s=m.prefill_tokens_per_s,
                     system_role=m.system_role,
+                    reuses=m.name in {pair.receiver for pair in self.reuse.pairs},
                 )
                 for m in self.models
             ),
             **{name: getattr(self, name) for name in RouterSections.model_fields},
         )
 
-    def worker_config(self, model: StackModel, path: Path | str, port: int) -> WorkerConfig:
+    def worker_config(
+        self, model: StackModel, path: Path | str, port: int, reuse: ReuseSettings | None = None
+    ) -> WorkerConfig:
         """Settings of one worker, and where it lies and listens."""
         settings = self.worker_settings(model).model_dump()
-        return WorkerConfig(**settings, model_path=str(path), name=model.name, port=port)
+        return WorkerConfig(**settings, model_path=str(path), name=model.name, port=port, reuse=reuse)
 
     def worker_settings(self, model: StackModel) -> WorkerSettings:
         """Settings of a model's workers: the shared ones, overridden by what the model's own section names."""

@@ -10,9 +10,10 @@ from pathlib import Path
 import yaml
 
 from crossfill.child import ChildSpec
-from crossfill.config import StackConfig, StackModel
+from crossfill.config import StackConfig
 from crossfill.errors import StartError
 from crossfill.ports import Ports
+from crossfill.reuse_plan import reuse_settings
 from engines import launch
 from engines.config import WorkerConfig
 from engines.errors import WorkerConfigError
@@ -42,12 +43,17 @@ def make_plan(config: StackConfig, folders: Mapping[str, Path | str], state_dir:
         StartError: the router's port is taken, or a worker's settings cannot work.
     """
     listen = settle(config.listen)
+    reuse = reuse_settings(config, folders)
     workers: list[ChildSpec] = []
     started: dict[str, list[str]] = {}
     for model in config.models:
         if model.source is not None:
             specs = [
-                _worker(config, model, folders[model.source], index, ports.take(), state_dir)
+                _worker(
+                    config.worker_config(model, folders[model.source], ports.take(), reuse.get(model.name)),
+                    f"{model.name}/{index}",
+                    state_dir,
+                )
                 for index in range(model.replicas)
             ]
             workers += specs
@@ -97,11 +103,7 @@ def settle(listen: ListenConfig) -> ListenConfig:
         return listen.model_copy(update={"port": probe.getsockname()[1]})
 
 
-def _worker(
-    config: StackConfig, model: StackModel, folder: Path | str, index: int, port: int, state_dir: Path
-) -> ChildSpec:
-    worker = config.worker_config(model, folder, port)
-    name = f"{model.name}/{index}"
+def _worker(worker: WorkerConfig, name: str, state_dir: Path) -> ChildSpec:
     try:
         return worker_spec(worker, name, state_dir / "log" / f"{name.replace('/', '-')}.log")
     except WorkerConfigError as error:

@@ -46,6 +46,7 @@ class ReuseReason(StrEnum):
     NOTHING_STORED = "nothing_stored"
     CACHED = "cached"
     RETRACTED = "retracted"
+    WEIGHTS_CHANGED = "weights_changed"
     TOO_LITTLE = "too_little"
     TOO_DENSE = "too_dense"
     STORE_SLOW = "store_slow"

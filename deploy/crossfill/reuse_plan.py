@@ -1,0 +1,86 @@
+"""What each worker is told about reuse, from the pairs of the stack's file and the models in their folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from crossfill.errors import StartError
+from engines.errors import ModelIdentityError
+from engines.reuse.identity import read_identity
+from engines.reuse.settings import PairSettings, PairTuning, ReuseSettings, align_suffix
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from crossfill.config import PairConfig, StackConfig
+    from engines.reuse.settings import ModelIdentity
+
+
+def reuse_settings(config: StackConfig, folders: Mapping[str, Path | str]) -> dict[str, ReuseSettings]:
+    """Settings by model name; a model of no pair has none.
+
+    Args:
+        config: the stack.
+        folders: where each `source` lies.
+
+    Raises:
+        StartError: a pair cannot work: a model is not in a local folder, tokenizers differ, layers do not fit.
+    """
+    sources = {model.name: model.source for model in config.models if model.source is not None}
+    names = {name for pair in config.reuse.pairs for name in (pair.sender, pair.receiver)}
+    identities = {name: _identity(name, folders[sources[name]]) for name in sorted(names)}
+    pairs: dict[str, list[PairSettings]] = {name: [] for name in names}
+    publish: dict[str, set[int]] = {name: set() for name in names}
+    for pair in config.reuse.pairs:
+        settled = _pair(pair, identities)
+        pairs[pair.receiver].append(settled)
+        publish[pair.sender] |= set(settled.guided.values())
+    return {
+        name: _settings(config, identity, sorted(publish[name]), pairs[name]) for name, identity in identities.items()
+    }
+
+
+def _identity(name: str, folder: Path | str) -> ModelIdentity:
+    path = Path(folder)
+    if not path.is_dir():
+        raise StartError(f"reuse.pairs: {name} must lie in a local folder, {folder} is none; download it first")
+    try:
+        return read_identity(name, path)
+    except ModelIdentityError as error:
+        raise StartError(f"reuse.pairs: {error}") from error
+
+
+def _pair(pair: PairConfig, identities: Mapping[str, ModelIdentity]) -> PairSettings:
+    sender, receiver = identities[pair.sender], identities[pair.receiver]
+    what = f"reuse.pairs: {pair.sender} and {pair.receiver}"
+    if sender.tokenizer != receiver.tokenizer:
+        raise StartError(f"{what} have different tokenizers, so neither knows the other's tokens")
+    layers = align_suffix(receiver.layers, sender.layers) if pair.layers == "suffix" else pair.layers
+    tuning = {name: getattr(pair, name) for name in PairTuning.model_fields}
+    try:
+        return PairSettings(**tuning, sender=sender, layers=layers)
+    except ValidationError as error:
+        raise StartError(f"{what}: {_told(error)}") from error
+
+
+def _settings(
+    config: StackConfig, model: ModelIdentity, publish: list[int], pairs: list[PairSettings]
+) -> ReuseSettings:
+    try:
+        return ReuseSettings(
+            model=model,
+            publish=tuple(publish),
+            pairs=tuple(pairs),
+            store=config.store,
+            wait_s=config.reuse.wait_s,
+            wait_share=config.reuse.wait_share,
+        )
+    except ValidationError as error:
+        raise StartError(f"reuse.pairs: {_told(error)}") from error
+
+
+def _told(error: ValidationError) -> str:
+    return "; ".join(fault["msg"].removeprefix("Value error, ") for fault in error.errors(include_url=False))

@@ -1,0 +1,117 @@
+"""From the pairs of the stack's file to what each worker is told."""
+
+import json
+
+import pytest
+from pydantic import ValidationError
+
+from crossfill.config import StackConfig
+from crossfill.errors import StartError
+from crossfill.plan import make_plan
+from crossfill.ports import Ports
+from crossfill.reuse_plan import reuse_settings
+from engines.reuse.refusal import Refusal
+from engines.reuse.settings import VARIABLE, ReuseSettings
+from router.dispatch.reuse_outcome import ReuseReason
+
+
+def write_model(folder, layers, tokenizer="{}"):
+    folder.mkdir()
+    config = {"num_hidden_layers": layers, "num_attention_heads": 4}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(folder.name.encode())
+    (folder / "tokenizer.json").write_text(tokenizer)
+    return folder
+
+
+@pytest.fixture
+def folders(tmp_path):
+    sizes = {"large": 8, "small": 6, "tiny": 5}
+    return {name: write_model(tmp_path / name, layers) for name, layers in sizes.items()}
+
+
+def stack(folders, *pairs, **more):
+    models = [{"name": name, "source": str(folder)} for name, folder in folders.items()]
+    config = {"models": models, "reuse": {"pairs": list(pairs)}, "store": {"url": "lmdb:///tmp/nowhere"}, **more}
+    return StackConfig.model_validate(config)
+
+
+def settle(folders, *pairs):
+    return reuse_settings(stack(folders, *pairs), {str(folder): folder for folder in folders.values()})
+
+
+def test_the_router_knows_every_reason_of_a_worker():
+    assert {reason.value for reason in ReuseReason} == {reason.value for reason in Refusal} | {"other"}
+
+
+PAIR = {"sender": "large", "receiver": "small", "first_layer": 2}
+
+
+def test_a_sender_publishes_what_its_receivers_want_and_no_more(folders):
+    told = settle(folders, PAIR, {"sender": "large", "receiver": "tiny", "layers": [0, 1, 2, 3, 7], "first_layer": 3})
+    # Suffix alignment: layers 2, 3 and 4 of six are guided by 4, 5 and 6 of eight; tiny's layer 3 by 3.
+    assert told["large"].publish == (3, 4, 5, 6)
+    assert told["large"].pairs == ()
+    assert dict(told["small"].pairs[0].guided) == {2: 4, 3: 5, 4: 6}
+    assert dict(told["tiny"].pairs[0].guided) == {3: 3}
+    assert told["small"].publish == ()
+
+
+def test_a_model_may_be_receiver_and_sender(folders):
+    told = settle(folders, PAIR, {"sender": "small", "receiver": "tiny", "first_layer": 2})
+    assert told["small"].publish == (3, 4)
+    assert told["small"].pairs[0].sender.name == "large"
+
+
+def test_models_without_a_pair_are_told_nothing(folders):
+    assert sorted(settle(folders, PAIR)) == ["large", "small"]
+    assert settle(folders) == {}
+
+
+def test_workers_get_it_in_their_environment(folders, tmp_path):
+    config = stack(folders, PAIR, listen={"port": 0})
+    with Ports(31900) as ports:
+        plan = make_plan(config, {str(folder): folder for folder in folders.values()}, tmp_path, ports)
+    told = {child.name: child.environment.get(VARIABLE) for child in plan.workers}
+    assert told["tiny/0"] is None
+    settings = ReuseSettings.model_validate_json(told["small/0"])
+    assert settings.store.url == "lmdb:///tmp/nowhere"
+    assert not any("lmdb" in part for child in plan.workers for part in child.command)
+
+
+@pytest.mark.parametrize(
+    ("pair", "said"),
+    [
+        ({"layers": [0, 1, 2, 3, 4]}, "small has 6"),
+        ({"layers": [0, 1, 2, 3, 4, 8]}, "names one that large lacks"),
+        ({"first_layer": 6}, "no layer is left"),
+    ],
+)
+def test_layers_that_do_not_fit_are_said_before_anything_starts(folders, pair, said):
+    with pytest.raises(StartError, match=said):
+        settle(folders, {**PAIR, **pair})
+
+
+def test_models_that_do_not_share_a_tokenizer_are_no_pair(folders):
+    (folders["small"] / "tokenizer.json").write_text("[]")
+    with pytest.raises(StartError, match="large and small have different tokenizers"):
+        settle(folders, PAIR)
+
+
+def test_a_model_must_lie_in_a_folder(folders):
+    with pytest.raises(StartError, match="large must lie in a local folder, org/large is none"):
+        reuse_settings(stack(folders, PAIR), {str(f): "org/large" if n == "large" else f for n, f in folders.items()})
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"reuse": {"pairs": [{**PAIR, "sender": "nobody"}]}}, "'nobody', which is no model that is started here"),
+        ({"reuse": {"pairs": [{**PAIR, "sender": "small"}]}}, "sender and receiver"),
+        ({"store": {"url": "memory://"}}, "memory:// is within one process"),
+        ({"reuse": {"pairs": [{**PAIR, "layers": "prefix"}]}}, "suffix"),
+    ],
+)
+def test_a_file_that_cannot_work_is_refused(folders, change, said):
+    with pytest.raises(ValidationError, match=said):
+        stack(folders, PAIR, **change)
