@@ -116,6 +116,10 @@ def take_damaged(change: Change, page: bytes) -> bool:
     meta = change.find(page)
     if meta is None or _stored(change, page):
         return False
+    # Their ends would be counted off a page that is stored in its place.
+    for row in change.below(b"", "leases") if meta.holders else ():
+        if row.endswith(page):
+            change.end_lease(row)
     # Nothing in it can be told from anything else.
     change.drop(page, meta)
     change.state.quarantined += 1
