@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from cache_store.backends.checksum import are_intact
 from cache_store.backends.lmdb_layout import unpack_flushes, unpack_scope_prefix
 from cache_store.backends.lmdb_page import (
     FindSpan,
-    are_intact,
     find_spans,
     is_intact,
     unpack_head,

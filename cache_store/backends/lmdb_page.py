@@ -11,18 +11,16 @@ body.
 import hashlib
 import json
 import struct
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate, chain, groupby, pairwise
 from types import MappingProxyType
 
+from cache_store.backends import checksum
+from cache_store.backends.checksum import CHECKSUM_BYTES, seal
 from cache_store.keys import DIGEST_BYTES
 
-# Whatever came before, the checksum of bytes followed by their checksum is this number. So heads whose checksums begin
-# with it, one after the other, have it for a checksum themselves: one call checks all.
-_INTACT = 0x2144DF1C
 _SIZES_AT = DIGEST_BYTES + 8
 _RUN = struct.Struct("<HI")
 _MOST_BYTES = 2**31 - 1
@@ -83,18 +81,12 @@ def pack_page(tokens_digest: bytes, records: Mapping[str, bytes]) -> tuple[bytes
         raise ValueError(f"want less than 2 GiB a page, got {offsets[-1]} bytes")
     head = b"".join([tokens_digest, names_id, _pack_sizes(sizes), names])
     places = struct.pack(f"<{len(offsets)}I", *offsets)
-    checksum = zlib.crc32(head, _INTACT).to_bytes(4, "little")
-    return head + checksum, b"".join([names_id, places, *records.values()])
-
-
-def are_intact(heads: Iterable[bytes]) -> bool:
-    """Whether all of these heads are as they were written."""
-    return zlib.crc32(b"".join(heads), _INTACT) == _INTACT
+    return seal(head), b"".join([names_id, places, *records.values()])
 
 
 def is_intact(head: bytes | memoryview) -> bool:
     """Whether the head is as it was written."""
-    return len(head) > _SIZES_AT and zlib.crc32(head, _INTACT) == _INTACT
+    return len(head) > _SIZES_AT and checksum.is_intact(head)
 
 
 def unpack_head(head: bytes | memoryview) -> Head | None:
@@ -107,7 +99,7 @@ def unpack_head(head: bytes | memoryview) -> Head | None:
 
 def unpack_sizes(head: bytes) -> Mapping[str, int]:
     """Size of each record by name, from an intact head; one mapping for all heads that say the same."""
-    return _unpack_sizes(head[_SIZES_AT:-4])
+    return _unpack_sizes(head[_SIZES_AT:-CHECKSUM_BYTES])
 
 
 def unpack_page(head: bytes | memoryview | None, body: memoryview | None) -> Stored | None:

@@ -128,6 +128,7 @@ class RedisBackend:
         with self._link.operation():
             published = publisher.publish(pages, self._reader.recent.take())
         self._reader.remember_generation(info.scope, publisher.generation)
+        self._reader.damage.tell(publisher.damaged)
         return published
 
     def lease(self, scope: bytes, keys: Sequence[bytes], holder: str, ttl_s: float | None) -> int:
@@ -168,7 +169,9 @@ class RedisBackend:
 
     def quarantine(self, scope: bytes, key: bytes, name: str) -> bool:
         """See `Backend.quarantine`."""
-        return self._run(int, "quarantine", scope, key, name) > 0
+        taken = self._run(int, "quarantine", scope, key, name)
+        self._reader.damage.tell(int(taken > 1))
+        return taken > 0
 
     def stats(self) -> BackendStats:
         """See `Backend.stats`. The store keeps its sums, so nothing is counted; in parts if it has many scopes."""
@@ -183,7 +186,7 @@ class RedisBackend:
     def scan(self) -> Iterator[tuple[ScopeInfo, PageWrite]]:
         """See `Backend.scan`. Does not count as use; pages that come or go meanwhile may be missing."""
         for scope in self.stats().scopes:
-            yield from ((scope.info, page) for page in scan_pages(self._link, scope.info.scope))
+            yield from ((scope.info, page) for page in scan_pages(self._link, scope.info.scope, self._reader.damage))
 
     def compact(self) -> Reclaimed:
         """Reclaim what was flushed and what lost its index, then ask the server to give memory back."""

@@ -8,11 +8,15 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
+from cache_store.backends.checksum import CHECKSUM_BYTES, are_intact, is_intact, seal
 from cache_store.backends.protocol import PageWrite, ScopeInfo, ScopeStats
 from cache_store.keys import DIGEST_BYTES, KEY_BYTES
 
 _COUNTS = struct.Struct("<HI")
-_NAMES_AT = DIGEST_BYTES + KEY_BYTES + _COUNTS.size
+# The form comes after digest and parent, and the parent again: both sealed.
+_PARENT_ENDS = DIGEST_BYTES + KEY_BYTES
+_FORM_AT = _PARENT_ENDS + KEY_BYTES + 2 * CHECKSUM_BYTES
+_NAMES_AT = _FORM_AT + _COUNTS.size
 _ABSENT = 0xFFFFFFFF
 
 
@@ -67,13 +71,13 @@ def _unpack_names(framed: bytes) -> tuple[str, ...]:
 
 
 def pack_page(page: PageWrite) -> tuple[bytes, bytes]:
-    """A page's entry for the index, and its data."""
+    """A page's entry for the index (`entry.lua` says what is in it), and its data."""
     names, framed = _arrange(tuple(page.records))
     parts = [page.records[name] for name in names]
     # The size of the data comes last even without records.
     ends = list(accumulate(map(len, parts))) or [0]
-    head = page.tokens_digest + page.parent + _COUNTS.pack(len(names), len(framed))
-    return head + framed + struct.pack(f"<{len(ends)}I", *ends), b"".join(parts)
+    form = _COUNTS.pack(len(names), len(framed)) + framed + struct.pack(f"<{len(ends)}I", *ends)
+    return seal(page.tokens_digest + page.parent) + seal(page.parent) + seal(form), b"".join(parts)
 
 
 @lru_cache(maxsize=256)
@@ -82,12 +86,25 @@ def _arrange(given: tuple[str, ...]) -> tuple[tuple[str, ...], bytes]:
     return names, pack_names(names)
 
 
+def find_damaged(entries: Sequence[bytes | None]) -> Sequence[int]:
+    """Places of those entries that are not as they were written."""
+    there = [entry for entry in entries if entry is not None]
+    # Nearly always all are whole. Of one that was cut off between two of its parts only the length tells.
+    if are_intact(there) and min(map(len, there), default=_NAMES_AT + 1) > _NAMES_AT:
+        return ()
+    return [place for place, entry in enumerate(entries) if entry is not None and not _is_whole(entry)]
+
+
+def _is_whole(entry: bytes) -> bool:
+    return len(entry) > _NAMES_AT and is_intact(entry)
+
+
 def unpack_entry(data: bytes) -> Entry:
-    """A page's entry, from its bytes in the index."""
-    count, length = _COUNTS.unpack_from(data, DIGEST_BYTES + KEY_BYTES)
+    """A page's entry, from its bytes in the index, if they are as they were written."""
+    count, length = _COUNTS.unpack_from(data, _FORM_AT)
     names = _unpack_names(data[_NAMES_AT : _NAMES_AT + length])
     ends = struct.unpack_from(f"<{count}I", data, _NAMES_AT + length)
-    return Entry(data[:DIGEST_BYTES], data[DIGEST_BYTES : DIGEST_BYTES + KEY_BYTES], names, ends)
+    return Entry(data[:DIGEST_BYTES], data[DIGEST_BYTES:_PARENT_ENDS], names, ends)
 
 
 def pack_hmget(table: bytes, keys: Sequence[bytes]) -> bytes:
@@ -101,11 +118,12 @@ def unpack_read(reply: Sequence[bytes], whole: Sequence[bytes | None], names: in
     """The reply of `read.lua`, of each page the records that were asked for, in their order.
 
     Args:
-        reply: heads, a generation, and the records of pages that did not come by themselves.
+        reply: heads, a generation, how many pages were damaged, and the records of pages that did not come by
+            themselves.
         whole: the pages that were to come by themselves; None for each if none was.
         names: number of records asked for of each page.
     """
-    heads, parts, at = reply[0], iter(reply[2:]), 0
+    heads, parts, at = reply[0], iter(reply[3:]), 0
     missing = (None,) * names
     for page in whole:
         form = heads[at]

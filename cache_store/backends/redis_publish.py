@@ -28,6 +28,7 @@ STAGED_MS = 10_000
 """Life of data that its script never came for, because the server stopped in between."""
 
 _ALL_IN_ONE = -1
+_DAMAGED = "damaged"
 
 Packed = tuple[bytes, bytes, bytes]
 Chunk = tuple[int, list[Packed]]
@@ -47,6 +48,8 @@ class Publisher:
         self._link, self._info, self._limits, self._flushes = link, info, limits, flushes
         self.generation = b""
         """Of the scope, afterwards; empty if nothing was stored."""
+        self.damaged = 0
+        """Pages that were not what they should be, taken away."""
 
     def publish(self, pages: Sequence[PageWrite], first: Sequence[Call]) -> Published:
         """Store pages in order, after the calls that come first."""
@@ -70,6 +73,7 @@ class Publisher:
             again: list[Chunk] = []
             for (offset, chunk), (reply, _) in zip(batch, replies, strict=True):
                 done, tick, self.generation = self._link.understood(_Outcome(sums, reply).count)
+                self.damaged = sums[_DAMAGED]
                 if done < len(chunk):
                     # So much must go to make room that it would hold up the server; it goes on with the next run.
                     again.append((offset + done, chunk[done:]))
@@ -100,8 +104,11 @@ class _Outcome:
     def count(self) -> tuple[int, int, bytes]:
         """Add the reply of `publish.lua` to the sums; pages done, the call's tick, and the generation."""
         *numbers, generation = self._reply
-        done, pages, size, full, quota, too_large, collision, flushed, evicted, evicted_bytes, tick = map(int, numbers)
+        done, pages, size, full, quota, too_large, collision, flushed, evicted, evicted_bytes, damaged, tick = map(
+            int, numbers
+        )
         self._sums.update(pages=pages, size_bytes=size, evicted_pages=evicted, evicted_bytes=evicted_bytes)
+        self._sums[_DAMAGED] += damaged
         refused = zip(_REFUSALS, (full, quota, too_large, collision, flushed), strict=True)
         self._sums.update({reason.value: number for reason, number in refused})
         return done, tick, generation

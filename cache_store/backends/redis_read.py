@@ -8,6 +8,7 @@ from threading import Lock
 
 from cache_store.backends import redis_codec as codec
 from cache_store.backends.protocol import Found
+from cache_store.backends.redis_damage import Damage
 from cache_store.backends.redis_link import RedisLink, Together
 from cache_store.backends.redis_recent import Recent
 from cache_store.backends.redis_scripts import load_script
@@ -43,12 +44,22 @@ class RedisReader:
         # Generation and names of records, by scope; the least recently seen first.
         self._seen: OrderedDict[bytes, tuple[bytes, tuple[str, ...]]] = OrderedDict()
         self.recent = Recent()
+        self.damage = Damage(link)
 
     def lookup(self, scope: bytes, keys: Sequence[bytes]) -> Found:
         """See `Backend.lookup`."""
+        with self._link.operation():
+            return self._lookup(scope, keys)
+
+    def _lookup(self, scope: bytes, keys: Sequence[bytes]) -> Found:
         now_s = time.monotonic()
         reply = self._look_where_it_was(scope, keys, now_s) or self._look(scope, keys)
         generation, flushes, entries = self._link.understood(lambda: _entries(*reply, len(keys)))
+        damaged = codec.find_damaged(entries)
+        if damaged:
+            for place in damaged:
+                entries[place] = None
+            self.damage.take_away(scope, [keys[place] for place in damaged])
         last = next(filter(None, reversed(entries)), None)
         if last:
             self._remember(scope, generation, self._link.understood(lambda: codec.unpack_entry(last)).names)
@@ -100,16 +111,19 @@ class RedisReader:
         late = [Together(*call) for call in self.recent.take_due(now_s)]
         replies = self._link.run_together([*asked, *late])
         found: dict[bytes, Mapping[str, bytes | None]] = {}
+        damaged = [0]
 
         def take() -> None:
             for (names, keys), (reply, after) in zip(parts, replies, strict=False):
                 whole = after[0] if after else [None] * len(keys)
                 if reply[1]:
                     self._remember(scope, reply[1], names)
+                damaged[0] += int(reply[2])
                 for key, records in zip(keys, codec.unpack_read(reply, whole, len(names)), strict=True):
                     found[key] = dict(zip(names, records, strict=True))
 
         self._link.understood(take)
+        self.damage.tell(damaged[0])
         # Each once, by its last mention.
         used = dict.fromkeys(key for key, _ in reversed(wanted))
         self.recent.add(scope, list(reversed(used)), now_s)

@@ -27,7 +27,7 @@ def audit(backend: RedisBackend, client: redis.Redis, name: str = "crossfill") -
     for generation in [*scopes.values(), *dead]:
         about = client.hgetall(root + b":g:" + generation)
         index = client.hgetall(root + b":i:" + generation)
-        sizes = {key: struct.unpack("<I", entry[-4:])[0] for key, entry in index.items()}
+        sizes = {key: struct.unpack("<I", entry[-8:-4])[0] for key, entry in index.items()}
         total = sum(sizes.values()) + PAGE_OVERHEAD_BYTES * len(sizes)
         assert (int(about[b"pages"]), int(about[b"bytes"])) == (len(index), total)
         tenants[about[b"tenant"]] += total

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cache_store.backends.checksum import are_intact
 from cache_store.backends.lmdb import LmdbBackend
-from cache_store.backends.lmdb_page import are_intact, is_intact, pack_page, unpack_head, unpack_page, unpack_sizes
+from cache_store.backends.lmdb_page import is_intact, pack_page, unpack_head, unpack_page, unpack_sizes
 from cache_store.backends.protocol import Limits, PageWrite
 from cache_store.errors import RecordRefusedError
 from cache_store.records import Kind, decode, record_name
@@ -153,6 +154,20 @@ def test_a_flipped_byte_of_a_head_makes_a_miss_that_is_counted(folder: Path, at:
     assert found.digests == [pages[0].tokens_digest, None, pages[2].tokens_digest]
     assert [len(found.sizes(index)) for index in range(3)] == [LAYERS, 0, LAYERS]
     check_mended(backend, pages[1])
+
+
+def test_a_damaged_page_goes_with_its_leases(folder: Path) -> None:
+    pages, now_s = fill(folder), [1e6]
+    alter(folder, pack_page(pages[1].tokens_digest, pages[1].records)[0], 0)
+    backend = LmdbBackend(folder, deadline_s=30, clock=lambda: now_s[0])
+    backend.lease(SCOPE.scope, [page.key for page in pages[:2]], "reader", 10)
+    assert backend.lookup(SCOPE.scope, [pages[1].key]).digests == [None]
+    backend.publish(SCOPE, pages, ROOMY)
+    assert backend.stats().leased_pages == 1
+    # When the others end, the new page has none that could be counted off.
+    now_s[0] += 20
+    assert backend.evict(2**30).pages == 3
+    backend.close()
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["names known", "names unknown"])

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-LAYOUT = 2
+LAYOUT = 3
 """Version of what lies where in Redis."""
 
 PAGE_OVERHEAD_BYTES = 5632
@@ -32,15 +32,16 @@ FLUSHES_AT_ONCE = 16
 MAX_SCOPES = 4096
 """Scopes that stay known, for their epochs, though they hold nothing."""
 
+_STORE = ("entry", "store")
 _PARTS = {
     "check": (),
-    "evict": ("store", "room"),
-    "flush": ("store", "room"),
-    "lease": ("store", "room"),
-    "publish": ("store", "room", "records"),
-    "quarantine": ("store", "records"),
-    "release": ("store", "room"),
-    "stats": ("store", "room"),
+    "evict": (*_STORE, "room"),
+    "flush": (*_STORE, "room"),
+    "lease": (*_STORE, "room"),
+    "publish": (*_STORE, "room", "records"),
+    "quarantine": (*_STORE, "records"),
+    "release": (*_STORE, "room"),
+    "stats": (*_STORE, "room"),
 }
 
 
@@ -61,7 +62,7 @@ local WORK_PAGES, MAX_SCOPES = {WORK_PAGES}, {MAX_SCOPES}
 local MERGED_BYTES = {MERGED_BYTES}
 local LEASES_AT_ONCE, SCOPES_AT_ONCE, FLUSHES_AT_ONCE = {LEASES_AT_ONCE}, {SCOPES_AT_ONCE}, {FLUSHES_AT_ONCE}
 """
-    text = "\n".join([constants, *(_text(part) for part in (*_PARTS.get(name, ("store",)), name))])
+    text = "\n".join([constants, *(_text(part) for part in (*_PARTS.get(name, _STORE), name))])
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

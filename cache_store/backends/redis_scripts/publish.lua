@@ -3,7 +3,8 @@
 -- stored; then per page key, index entry. The data of the n-th page lies at STAGED .. n: put there in the same
 -- transaction, it does not come through Lua, which is slow at that.
 -- Pages done (fewer than given: it is more work than one run may do; come again), stored, bytes, refused (full, quota,
--- too large, collision, flushed), evicted pages, evicted bytes, tick of the call, generation.
+-- too large, collision, flushed), evicted pages, evicted bytes, damaged pages that were taken away, tick of the call,
+-- generation.
 local FIRST = 10
 local scope, tenant = ARGV[1], ARGV[2]
 local budget, quota, first, offset = tonumber(ARGV[5]), tonumber(ARGV[6]), tonumber(ARGV[7]), tonumber(ARGV[8])
@@ -16,7 +17,7 @@ local function clear()
 end
 if ARGV[9] ~= '' and ARGV[9] ~= flushes_so_far() then
   clear()
-  return { number, 0, 0, 0, 0, 0, 0, number, 0, 0, math.max(first, 0), '' }
+  return { number, 0, 0, 0, 0, 0, 0, number, 0, 0, 0, math.max(first, 0), '' }
 end
 -- The first write: one that a server without memory refuses.
 local tick = call('HINCRBY', root, 'tick', first < 0 and 2 * number or 0)
@@ -41,28 +42,45 @@ local function room(grows, limit, taken, dead, leaves)
   return done
 end
 
-local merged_bytes = 0
+-- Takes about as long as to put so many bytes together, for each whose checksum is worked out.
+local CHECKING = 40
+local merged_bytes, damaged = 0, 0
+
+-- What the index has of the page, if that is as it was written.
+local function find(key, meta)
+  local old = call('HGET', index, key)
+  if old and old ~= meta then
+    trust(meta)
+    if not is_whole(old) or (form_of(old) ~= form_of(meta) and is_damaged(generation, key, old)) then
+      drop_damaged(generation, key)
+      damaged = damaged + 1
+      return nil
+    end
+  end
+  return old
+end
+
 local function put(key, meta, staged, used)
-  local old, data = call('HGET', index, key), nil
+  if merged_bytes + CHECKING * checked_bytes > MERGED_BYTES then
+    return 'more'
+  end
+  local old, data = find(key, meta), nil
   if old and old:sub(1, DIGEST) ~= meta:sub(1, DIGEST) then
     return 'collision'
   end
-  if old and old:sub(COUNT_AT, #old - 4) ~= meta:sub(COUNT_AT, #meta - 4) then
-    if merged_bytes > MERGED_BYTES then
-      return 'more'
-    end
-    merged_bytes = merged_bytes + footprint(old) + footprint(meta)
+  if old and form_of(old) ~= form_of(meta) then
+    merged_bytes = merged_bytes + footprint(data_size(old)) + footprint(data_size(meta))
     local records = parts_of(old, call('GET', PAGE .. generation .. key))
     for name, bytes in pairs(parts_of(meta, call('GET', staged))) do
       records[name] = bytes
     end
-    meta, data = joined(old:sub(1, DIGEST + KEY), records)
+    meta, data = joined(old:sub(1, AGAIN_ENDS), records)
   end
   if old then
     -- A page keeps the parent that it is counted for.
-    meta = old:sub(1, DIGEST + KEY) .. meta:sub(COUNT_AT)
+    meta = old:sub(1, AGAIN_ENDS) .. form_of(meta)
   end
-  local size, before = footprint(meta), old and footprint(old) or 0
+  local size, before = footprint(data_size(meta)), old and footprint(data_size(old)) or 0
   if size > budget or size > quota then
     return 'too_large'
   end
@@ -85,7 +103,7 @@ local function put(key, meta, staged, used)
   call('HSET', USED .. generation, key, used)
   count(generation, tenant, old and 0 or 1, size - before)
   if not old then
-    local parent = meta:sub(DIGEST + 1, DIGEST + KEY)
+    local parent = parent_of(meta)
     if call('HINCRBY', KIDS .. generation, parent, 1) == 1 then
       keep_from_eviction(generation, parent)
     end
@@ -98,7 +116,7 @@ local outcomes = { stored = 0, full = 0, quota = 0, too_large = 0, collision = 0
 local stored_bytes, done = 0, 0
 for at = FIRST, #ARGV, 2 do
   local staged, outcome = STAGED .. (done + 1), nil
-  local size = struct.unpack('<I4', ARGV[at + 1], #ARGV[at + 1] - 3)
+  local size = data_size(ARGV[at + 1])
   outcome = put(ARGV[at], ARGV[at + 1], staged, first + offset + done + 1)
   if outcome == 'more' then
     break
@@ -112,5 +130,5 @@ end
 clear()
 return {
   done, outcomes.stored, stored_bytes, outcomes.full, outcomes.quota, outcomes.too_large, outcomes.collision, 0,
-  evicted_pages, evicted_bytes, first, generation,
+  evicted_pages, evicted_bytes, damaged, first, generation,
 }

@@ -1,15 +1,16 @@
 -- ARGV: scope, names (each 2 bytes of length and the name), keys, generation whose pages come by themselves ('': none).
 -- The records of these names of each page: heads; the generation to name next time ('' if no page has just these
--- records); then of each page that does not come by itself its records, joined.
+-- records); how many pages were damaged and are taken away; then of each page that does not come by itself its records,
+-- joined.
 -- Heads: per page 0 (not there); 1 and the ends of its records (it comes by itself: it has just what is asked for, and
 -- the caller gets it in the same transaction, which spares the server the way through Lua); 2 and the lengths of the
 -- records (0xFFFFFFFF: not there); 3 and the ends, if it has just what is asked for and does not come by itself.
 whatever_the_memory()
 local generation, wanted, keys = current(ARGV[1]), ARGV[2], split(ARGV[3], KEY)
 if not generation then
-  return { string.rep('\0', #keys), '' }
+  return { string.rep('\0', #keys), '', 0 }
 end
-local metas, heads, reply = values_of(INDEX .. generation, keys), {}, { '', '' }
+local metas, heads, reply = values_of(INDEX .. generation, keys), {}, { '', '', 0 }
 
 local names, at = {}, 1
 while at <= #wanted do
@@ -17,10 +18,12 @@ while at <= #wanted do
 end
 
 -- Where the records lie that are wanted: the head, and what to read, first and last byte counted from 0, neighbours
--- together. Names are sorted here and there, so it is in their order.
+-- together. Names are sorted here and there, so it is in their order. Fails, one way or another, on a form that is none;
+-- on one that was altered otherwise it gives what its reader refuses.
 local function find_places(meta)
   local count, length = struct.unpack('<I2I4', meta, COUNT_AT)
   local ends, order, from, before = NAMES_AT + length, {}, NAMES_AT, 0
+  assert(#meta == ends + 4 * math.max(count, 1) + 3)
   for place = 1, count do
     local name
     name, from = struct.unpack('<I2c0', meta, from)
@@ -50,11 +53,15 @@ end
 -- Pages of one prompt are alike, so where their records lie is worked out once.
 local found = {}
 local function pieces(meta, page)
-  local form = meta:sub(COUNT_AT)
+  local form = form_of(meta)
   local places = found[form]
-  if not places then
-    places = find_places(meta)
+  if places == nil then
+    local good, result = pcall(find_places, meta)
+    places = good and result
     found[form] = places
+  end
+  if not places then
+    return nil
   end
   local spans, body = places.spans, ''
   if #spans == 1 then
@@ -72,7 +79,10 @@ local function pieces(meta, page)
 end
 
 local function whole(meta, page, framed)
-  local size, ends = struct.unpack('<I4', meta, #meta - 3), meta:sub(NAMES_AT + #framed)
+  local size, ends = data_size(meta), meta:sub(NAMES_AT + #framed, -5)
+  if #ends ~= 4 * math.max(#names, 1) then
+    return nil
+  end
   if generation == ARGV[4] then
     return call('STRLEN', page) == size and '\1' .. ends or nil
   end
@@ -86,15 +96,16 @@ local data_of = PAGE .. generation
 for number, key in ipairs(keys) do
   local meta, head, body = metas[number], nil, nil
   if meta then
-    if struct.unpack('<I4', meta, COUNT_AT + 2) == #wanted and meta:sub(NAMES_AT, NAMES_AT - 1 + #wanted) == wanted then
+    if #meta >= SHORTEST and struct.unpack('<I4', meta, COUNT_AT + 2) == #wanted
+        and meta:sub(NAMES_AT, NAMES_AT - 1 + #wanted) == wanted then
       head, body = whole(meta, data_of .. key, wanted)
       reply[2] = generation
     else
       head, body = pieces(meta, data_of .. key)
     end
     if not head then
-      -- Its data was taken from outside: the page goes, properly.
-      drop_page(generation, key)
+      drop_damaged(generation, key)
+      reply[3] = reply[3] + 1
     end
   end
   heads[number], reply[#reply + 1] = head or '\0', body

@@ -1,10 +1,7 @@
 -- Stands before the scripts that change what a page holds.
 
--- Records by name; none if the data is not what the index says, because it was taken from outside.
+-- Records by name, of an entry that is whole.
 local function parts_of(meta, data)
-  if not data or #data ~= struct.unpack('<I4', meta, #meta - 3) then
-    return {}
-  end
   local records, at, from = {}, NAMES_AT, 1
   local number, length = struct.unpack('<I2I4', meta, COUNT_AT)
   local ends_at = NAMES_AT + length
@@ -18,6 +15,7 @@ local function parts_of(meta, data)
   return records
 end
 
+-- Entry and data of these records; `head` is what stands before the form.
 local function joined(head, records)
   local sorted, names, ends, data, at = {}, {}, {}, {}, 0
   for name in pairs(records) do
@@ -33,5 +31,5 @@ local function joined(head, records)
   local framed = table.concat(names)
   -- The size of the data comes last even without records.
   local tail = #sorted > 0 and table.concat(ends) or struct.pack('<I4', 0)
-  return head .. struct.pack('<I2I4', #sorted, #framed) .. framed .. tail, table.concat(data)
+  return head .. sealed(struct.pack('<I2I4', #sorted, #framed) .. framed .. tail), table.concat(data)
 end

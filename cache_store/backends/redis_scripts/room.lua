@@ -48,7 +48,7 @@ local function reclaim_part(generation, excess)
       if bytes < excess and call('HDEL', INDEX .. generation, key) == 1 then
         data[#data + 1] = PAGE .. generation .. key
         members[#members + 1] = generation .. key
-        pages, bytes = pages + 1, bytes + footprint(found[2][at + 1])
+        pages, bytes = pages + 1, bytes + counted(generation, key, found[2][at + 1])
       end
     end
     if #data > 0 then
@@ -188,6 +188,7 @@ local function make_room(excess, dead, leaves, before)
       local size = drop_page(oldest[1]:sub(1, 8), oldest[1]:sub(9))
       -- A member that nothing is known of lies in this set only because its page's keys were taken from outside.
       call('ZREM', leaves, oldest[1])
+      call('HDEL', LEASED, oldest[1])
       work, bytes = work - 1, bytes + size
       if size > 0 then
         pages = pages + 1

@@ -11,7 +11,7 @@
 --   :scopes             scope -> current generation         :epochs  scope -> number of flushes
 --   :info               scope -> tenant, model, revision    :tenants tenant -> bytes
 --   :g:<generation>     scope, tenant, pages, bytes
---   :i:<generation>     key -> digest (32), parent (16), count of records (2), bytes of their names (4), names, ends
+--   :i:<generation>     key -> entry, as `entry.lua` says
 --   :u:<generation>     key -> tick of its last use         :k:<generation> parent -> number of stored children
 --   :p:<generation><key>  the records, one after the other; :x: such data for an instant, until its publish is decided
 --   :l, :t:<tenant>     members that may be evicted, by last use: without stored children, without leases
@@ -20,7 +20,6 @@
 --   :lp                 member -> number of its leases      :h:<holder> member -> expiry
 --   :s:<generation>     slots of anchor pools; :a: their data, :o: by age, :c: uses, each .. <generation><slot>
 local root, call = KEYS[1], redis.call
-local DIGEST, KEY, COUNT_AT, NAMES_AT = 32, 16, 49, 55
 local INDEX, USED, KIDS, PAGE = root .. ':i:', root .. ':u:', root .. ':k:', root .. ':p:'
 local GENERATION, LEAVES, TENANT_LEAVES = root .. ':g:', root .. ':l', root .. ':t:'
 local DEAD, TENANT_DEAD, SCOPES, TENANTS = root .. ':d', root .. ':d:', root .. ':scopes', root .. ':tenants'
@@ -122,10 +121,6 @@ local function values_of(hash, fields)
     end
   end
   return found
-end
-
-local function footprint(meta)
-  return struct.unpack('<I4', meta, #meta - 3) + PAGE_OVERHEAD
 end
 
 -- Of a generation that a scope has or had; of any other (left behind when keys were lost) nothing is known.
@@ -317,22 +312,41 @@ local function keep_from_eviction(generation, key)
   call('ZREM', TENANT_LEAVES .. (tenant_of(generation) or ''), generation .. key)
 end
 
--- Takes a page out of everything; how many bytes that gave.
+-- What a page was counted for. If entry and data disagree on its size, the one is right that is as it was written.
+local function counted(generation, key, meta)
+  local size, there = data_size(meta), call('STRLEN', PAGE .. generation .. key)
+  if size ~= there and not is_sound(form_of(meta)) then
+    size = there
+  end
+  return footprint(size)
+end
+
+-- Takes a page out of everything; how many bytes that gave. Its leases stay: they keep what is stored under its key next.
 local function drop_page(generation, key)
   local meta, tenant = call('HGET', INDEX .. generation, key), tenant_of(generation)
   keep_from_eviction(generation, key)
   if not meta or not tenant then
     return 0
   end
-  local size, parent = footprint(meta), meta:sub(DIGEST + 1, DIGEST + KEY)
+  local size, parent = counted(generation, key, meta), parent_of(meta)
   call('HDEL', INDEX .. generation, key)
   call('HDEL', USED .. generation, key)
-  call('HDEL', LEASED, generation .. key)
   call('UNLINK', PAGE .. generation .. key)
   count(generation, tenant, -1, -size)
-  if call('HINCRBY', KIDS .. generation, parent, -1) <= 0 then
+  -- Of one that is lost nobody knows that it has a child less; it stays until a flush.
+  if parent and call('HINCRBY', KIDS .. generation, parent, -1) <= 0 then
     call('HDEL', KIDS .. generation, parent)
     let_be_evicted(generation, parent)
   end
   return size
+end
+
+-- Whether a page is not what it should be: its entry, or how much data there is. What the data is, its reader finds out.
+local function is_damaged(generation, key, meta)
+  return not is_whole(meta) or call('STRLEN', PAGE .. generation .. key) ~= data_size(meta)
+end
+
+local function drop_damaged(generation, key)
+  drop_page(generation, key)
+  call('HINCRBY', root, 'quarantined', 1)
 end
