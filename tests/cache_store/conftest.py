@@ -18,7 +18,7 @@ from .redis_server import RedisServer, age_leases, free_port
 from .sample_pages import ROOMY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from cache_store.backends.protocol import Backend
@@ -43,20 +43,52 @@ class Clock:
         self.now_s += seconds
 
 
+class Footprints:
+    """What pages count for in one kind of store, measured in one of that kind that is used for nothing else."""
+
+    _PROBE = ScopeInfo(b"probe-probe-prob", "probe", "", "")
+
+    def __init__(self, open_backend: Callable[[], Backend]) -> None:
+        self._open_backend = open_backend
+        self._backend: Backend | None = None
+        self._known: dict[tuple[tuple[str, int], ...], int] = {}
+
+    def __call__(self, sizes: Mapping[str, int]) -> int:
+        """Of a page with records of these sizes."""
+        records = tuple(sorted(sizes.items()))
+        if records not in self._known:
+            self._known[records] = self._measure(sizes)
+        return self._known[records]
+
+    def _measure(self, sizes: Mapping[str, int]) -> int:
+        if self._backend is None:
+            self._backend = self._open_backend()
+        before = self._backend.stats().size_bytes
+        name = len(self._known).to_bytes(16, "big")
+        written = PageWrite(name, self._PROBE.scope, 2 * name, {record: bytes(size) for record, size in sizes.items()})
+        assert self._backend.publish(self._PROBE, [written], ROOMY).pages == 1
+        return self._backend.stats().size_bytes - before
+
+    def close(self) -> None:
+        if self._backend is not None:
+            self._backend.close()
+
+
 @dataclass
 class Opened:
-    """An empty store, and how its time passes: by a clock of the test's own, or by ageing what a server holds."""
+    """An empty store of one kind.
+
+    Attributes:
+        backend: the store.
+        advance: lets its time pass: that of a clock of the test's own, or by ageing what a server holds.
+        footprint: what it counts for a page with records of these sizes.
+        rounds: whether it counts what is allocated for records and not their bytes.
+    """
 
     backend: Backend
     advance: Callable[[float], None]
-
-    def __post_init__(self) -> None:
-        probe = ScopeInfo(b"overhead-overhea", "overhead", "", "")
-        self.backend.publish(probe, [PageWrite(b"k" * 16, probe.scope, b"d" * 32, {})], ROOMY)
-        self.page_overhead_bytes = self.backend.stats().size_bytes
-        """What this kind of store counts for a page beside its records."""
-        self.backend.evict(self.page_overhead_bytes)
-        assert self.backend.stats().size_bytes == 0
+    footprint: Footprints
+    rounds: bool
 
 
 @pytest.fixture(scope="session")
@@ -115,24 +147,28 @@ def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Calla
     """Opens an empty store of each kind, as many as a test wants; closed when it ends."""
     opened: list[Opened] = []
 
-    def open_one() -> Opened:
+    def open_it() -> tuple[Backend, Callable[[float], None]]:
         clock = Clock()
         if request.param == "memory":
-            opened.append(Opened(MemoryBackend(clock=clock), clock.advance))
-        elif request.param == "lmdb":
+            return MemoryBackend(clock=clock), clock.advance
+        if request.param == "lmdb":
             from cache_store.backends.lmdb import LmdbBackend
 
-            opened.append(Opened(LmdbBackend(tmp_path / uuid.uuid4().hex, clock=clock, deadline_s=30), clock.advance))
-        else:
-            from cache_store.backends.redis import RedisBackend
+            return LmdbBackend(tmp_path / uuid.uuid4().hex, clock=clock, deadline_s=30), clock.advance
+        from cache_store.backends.redis import RedisBackend
 
-            server: RedisServer = request.getfixturevalue(SERVERS[request.param])
-            url, name = request.getfixturevalue(f"{request.param}_url"), uuid.uuid4().hex
-            advance = partial(age_leases, server.client(), name)
-            opened.append(Opened(RedisBackend.from_url(f"{url}?name={name}", deadline_s=10.0), advance))
+        server: RedisServer = request.getfixturevalue(SERVERS[request.param])
+        url, name = request.getfixturevalue(f"{request.param}_url"), uuid.uuid4().hex
+        return RedisBackend.from_url(f"{url}?name={name}", deadline_s=10.0), partial(age_leases, server.client(), name)
+
+    footprints = Footprints(lambda: open_it()[0])
+
+    def open_one() -> Opened:
+        opened.append(Opened(*open_it(), footprints, request.param in SERVERS))
         return opened[-1]
 
     yield open_one
+    footprints.close()
     for store in opened:
         store.backend.close()
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cache_store.backends.protocol import Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from cache_store.backends.protocol import AnchorPool, Limits, PageWrite, ScopeInfo
 
@@ -37,8 +37,9 @@ class Outcome:
 class Model:
     """Visible pages in order of use; of flushed ones only how many bytes there can be at most."""
 
-    def __init__(self, overhead: int) -> None:
-        self.overhead = overhead
+    def __init__(self, footprint: Callable[[Mapping[str, int]], int]) -> None:
+        # What a page counts for, by the sizes of its records.
+        self.footprint = footprint
         self.pages: dict[Id, Page] = {}
         self.epochs: dict[ScopeInfo, int] = {}
         self.quarantined = 0
@@ -46,7 +47,7 @@ class Model:
         self.pools: dict[tuple[ScopeInfo, str], dict[str, list]] = {}
 
     def size(self, page: Page) -> int:
-        return self.overhead + sum(len(data) for data in page.records.values())
+        return self.footprint({name: len(data) for name, data in page.records.items()})
 
     def held(self, tenant: str | None = None) -> int:
         return sum(self.size(page) for page in self.pages.values() if tenant in {None, page.scope.tenant})

@@ -6,12 +6,35 @@ import struct
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from cache_store.backends.redis_scripts import PAGE_OVERHEAD_BYTES
+from cache_store.backends.redis_codec import pack_page
+from cache_store.backends.redis_scripts import PAGE_OVERHEAD_BYTES, STRING_BYTES
+
+from .sample_pages import A, page
 
 if TYPE_CHECKING:
     import redis
 
     from cache_store.backends.redis import RedisBackend
+
+
+def allocated(size: int) -> int:
+    """What jemalloc takes for so many bytes: the smallest of its size classes that is large enough."""
+    classes = [16 * number for number in range(1, 9)]
+    while classes[-1] < size:
+        top = classes[-1]
+        classes += [top + quarter * top // 4 for quarter in range(1, 5)]
+    return min(one for one in classes if one >= size)
+
+
+def footprint(entry_bytes: int, data_bytes: int) -> int:
+    """What a page counts for."""
+    return allocated(entry_bytes + STRING_BYTES) + allocated(data_bytes + STRING_BYTES) + PAGE_OVERHEAD_BYTES
+
+
+def page_bytes(size: int) -> int:
+    """What a page of `sample_pages` with one record of so many bytes counts for."""
+    entry, data = pack_page(page("any", A.scope, size))
+    return footprint(len(entry), len(data))
 
 
 def audit(backend: RedisBackend, client: redis.Redis, name: str = "crossfill") -> None:
@@ -28,7 +51,7 @@ def audit(backend: RedisBackend, client: redis.Redis, name: str = "crossfill") -
         about = client.hgetall(root + b":g:" + generation)
         index = client.hgetall(root + b":i:" + generation)
         sizes = {key: struct.unpack("<I", entry[-8:-4])[0] for key, entry in index.items()}
-        total = sum(sizes.values()) + PAGE_OVERHEAD_BYTES * len(sizes)
+        total = sum(footprint(len(entry), sizes[key]) for key, entry in index.items())
         assert (int(about[b"pages"]), int(about[b"bytes"])) == (len(index), total)
         tenants[about[b"tenant"]] += total
         for key, size in sizes.items():

@@ -55,7 +55,7 @@ def look(backend: Backend, scope: ScopeInfo, *names: str) -> list[tuple[bytes, d
 
 def room(opened: Opened, pages: int, size: int = 100) -> Limits:
     """Limits that exactly so many pages of this size fit in."""
-    return Limits(pages * (opened.page_overhead_bytes + size), 2**30)
+    return Limits(pages * opened.footprint({"mass/0": size}), 2**30)
 
 
 def put(backend: Backend, pages: list[PageWrite], limits: Limits = ROOMY, scope: ScopeInfo = A) -> Published:

@@ -14,9 +14,8 @@ import pytest
 
 from cache_store.backends.protocol import AnchorPool, Limits
 from cache_store.backends.redis import RedisBackend
-from cache_store.backends.redis_scripts import PAGE_OVERHEAD_BYTES
 
-from .redis_audit import audit
+from .redis_audit import audit, page_bytes
 from .sample_pages import A, B, chain, key, look, page, put, there
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ def test_any_key_deleted_from_outside_leaves_a_store_that_works(start_redis: Sta
     assert client.delete(*client.keys("{crossfill}" + kind)) > 0
     looks(backend)
     backend.read(A.scope, [(key("a"), "mass/0")])
-    tight = 4 * (PAGE_OVERHEAD_BYTES + 176)
+    tight = 4 * page_bytes(176)
     for number in range(8):
         assert put(backend, chain(A, f"x{number}"), Limits(tight, tight)).pages + backend.release("me") >= 0
     assert backend.stats().size_bytes <= tight
@@ -136,9 +135,9 @@ def test_a_smaller_budget_is_reached_in_many_short_runs(
     backend, name = named
     names = [f"page-{number}" for number in range(1700)]
     assert put(backend, [page(one, A.scope, 10) for one in names]).pages == 1700
-    result = put(backend, chain(A, "new", size=10), Limits(3 * (PAGE_OVERHEAD_BYTES + 10), 2**30))
+    result = put(backend, chain(A, "new", size=10), Limits(3 * page_bytes(10), 2**30))
     assert (result.pages, result.evicted_pages) == (1, 1698)
-    assert backend.stats().size_bytes == 3 * (PAGE_OVERHEAD_BYTES + 10)
+    assert backend.stats().size_bytes == 3 * page_bytes(10)
     assert there(backend, A, *names, "new") == ["page-1698", "page-1699", "new"]
     audit(backend, redis_server.client(), name)
 
@@ -148,7 +147,7 @@ def test_a_publish_of_many_parts_spares_its_own_pages(
 ) -> None:
     backend, name = named
     names = [f"page-{number}" for number in range(300)]
-    room = Limits(300 * (PAGE_OVERHEAD_BYTES + 50), 2**30)
+    room = Limits(300 * page_bytes(50), 2**30)
     put(backend, [page(one, A.scope, 50) for one in reversed(names)], room)
     old = put(backend, [page(one, A.scope, 50) for one in names] + [page("more", A.scope, 50)], room)
     assert (old.pages, dict(old.refused)) == (300, {"full": 1})
@@ -192,7 +191,6 @@ WRITER = """
 import sys
 from cache_store.backends.protocol import Limits, PageWrite, ScopeInfo
 from cache_store.backends.redis import RedisBackend
-from cache_store.backends.redis_scripts import PAGE_OVERHEAD_BYTES
 from cache_store.keys import page_keys
 
 backend, round_ = RedisBackend.from_url(sys.argv[1], deadline_s=10), 0
@@ -200,7 +198,7 @@ info = ScopeInfo(b"scope-a-scope-a-", "acme", "small", "r1")
 while True:
     pages = [PageWrite(k.key, k.parent, k.tokens_digest, {"mass/0": b"x" * 9000}) for k in page_keys(info.scope,
              [round_ % 7] * 64 * 150)]
-    backend.publish(info, pages, Limits(300 * (PAGE_OVERHEAD_BYTES + 9000), 2**30))
+    backend.publish(info, pages, Limits(int(sys.argv[2]), 2**30))
     round_ += 1
     print(round_, flush=True)
 """
@@ -209,7 +207,8 @@ while True:
 def test_a_writer_killed_while_it_writes_leaves_a_store_that_adds_up(start_redis: Start) -> None:
     server = start_redis()
     for rounds in (1, 2, 3, 5):
-        writer = subprocess.Popen([sys.executable, "-c", WRITER, server.url()], stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-c", WRITER, server.url(), str(300 * page_bytes(9000))]
+        writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert writer.stdout
         for _ in range(rounds):
             assert writer.stdout.readline()
@@ -228,7 +227,7 @@ def do_anything(backend: RedisBackend, random: Random, holder: str) -> None:
     """One operation; what is read must be what was written."""
     names = [f"{random.randrange(3)}-{at}" for at in range(random.randrange(1, 90))]
     scope, keys = random.choice([A, B]), [key(name) for name in names]
-    unit = PAGE_OVERHEAD_BYTES + 100
+    unit = page_bytes(100)
     steps: dict[str, Callable[[], object]] = {
         "publish": lambda: put(backend, chain(scope, *names), Limits(120 * unit, 70 * unit), scope),
         "lookup": lambda: backend.lookup(scope.scope, keys),

@@ -15,7 +15,7 @@ from cache_store.backends.redis_link import RedisLink
 from cache_store.backends.redis_scripts import load_script
 from cache_store.errors import StoreUnavailableError
 
-from .redis_audit import audit
+from .redis_audit import audit, page_bytes
 from .sample_pages import ROOMY, A, B, chain, digest, key, look, page, put, there
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def test_a_flush_is_seen_whole_though_its_process_ended_in_between(
 @pytest.mark.usefixtures("small_parts")
 def test_what_a_flush_has_not_come_to_goes_before_other_pages(open_one: Callable[[], RedisBackend]) -> None:
     backend = open_one()
-    unit = redis_scripts.PAGE_OVERHEAD_BYTES + 100
+    unit = page_bytes(100)
     put(backend, [page("old", A.scope)])
     for scope in SCOPES:
         put(backend, [page("a", scope.scope)], scope=scope)
@@ -195,7 +195,7 @@ def test_a_refused_publish_of_many_pages_is_no_use_of_them(open_one: Callable[[]
 
 
 def tight(pages: int) -> Limits:
-    return Limits(pages * (redis_scripts.PAGE_OVERHEAD_BYTES + 100), 2**30)
+    return Limits(pages * page_bytes(100), 2**30)
 
 
 @pytest.mark.parametrize(("told", "left"), [("never", "bcd"), ("by close", "acd"), ("when due", "acd")])

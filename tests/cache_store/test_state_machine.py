@@ -43,7 +43,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.opened = self.open_store()
         self.backend = self.opened.backend
-        self.model = Model(self.opened.page_overhead_bytes)
+        self.model = Model(self.opened.footprint)
         self.flushed_most = 0
 
     def teardown(self) -> None:
@@ -76,7 +76,7 @@ class StoreMachine(RuleBasedStateMachine):
             )
             for number, found, odd in written
         ]
-        unit = self.model.overhead + RECORD_BYTES
+        unit = self.model.footprint({"mass/0": RECORD_BYTES})
         limits = Limits(unit * budget_pages, unit * tenant_pages)
         flushed = self.flushed_bytes()
         # Computed since so many flushes ago.
@@ -151,7 +151,11 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(pages=st.integers(0, 6))
     def evict(self, pages: int) -> None:
-        wanted, flushed, before = pages * self.model.overhead, self.flushed_bytes(), self.backend.stats().size_bytes
+        wanted, flushed, before = (
+            pages * self.model.footprint({}),
+            self.flushed_bytes(),
+            self.backend.stats().size_bytes,
+        )
         self.model.evict(wanted, flushed)
         gone = self.backend.evict(wanted)
         assert gone.size_bytes == before - self.backend.stats().size_bytes

@@ -80,7 +80,17 @@ local function data_size(meta)
   return #meta >= SHORTEST and struct.unpack('<I4', meta, #meta - 7) or -1
 end
 
--- What a page with so much data is counted for.
-local function footprint(size)
-  return size + PAGE_OVERHEAD
+-- As much as the server's allocator (jemalloc) takes for so many bytes: sixteens, above 128 four sizes a doubling.
+local function rounded(size)
+  local step = 16
+  if size > 128 then
+    local _, doublings = math.frexp(size - 1)
+    step = 2 ^ (doublings - 3)
+  end
+  return math.ceil(size / step) * step
+end
+
+-- What a page with this entry and so much data (as it says, if nothing else is known) is counted for.
+local function footprint(meta, size)
+  return rounded((size or data_size(meta)) + STRING_BYTES) + rounded(#meta + STRING_BYTES) + PAGE_OVERHEAD
 end

@@ -69,7 +69,7 @@ local function put(key, meta, staged, used)
     return 'collision'
   end
   if old and form_of(old) ~= form_of(meta) then
-    merged_bytes = merged_bytes + footprint(data_size(old)) + footprint(data_size(meta))
+    merged_bytes = merged_bytes + footprint(old) + footprint(meta)
     local records = parts_of(old, call('GET', PAGE .. generation .. key))
     for name, bytes in pairs(parts_of(meta, call('GET', staged))) do
       records[name] = bytes
@@ -80,7 +80,7 @@ local function put(key, meta, staged, used)
     -- A page keeps the parent that it is counted for.
     meta = old:sub(1, AGAIN_ENDS) .. form_of(meta)
   end
-  local size, before = footprint(data_size(meta)), old and footprint(data_size(old)) or 0
+  local size, before = footprint(meta), old and footprint(old) or 0
   if size > budget or size > quota then
     return 'too_large'
   end

@@ -20,5 +20,5 @@ call('HINCRBY', root, 'quarantined', 1)
 local kept, data = joined(meta:sub(1, AGAIN_ENDS), records)
 call('SET', page, data)
 call('HSET', INDEX .. generation, key, kept)
-count(generation, tenant_of(generation), 0, footprint(data_size(kept)) - footprint(data_size(meta)))
+count(generation, tenant_of(generation), 0, footprint(kept) - footprint(meta))
 return 1

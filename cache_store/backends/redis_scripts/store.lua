@@ -318,7 +318,7 @@ local function counted(generation, key, meta)
   if size ~= there and not is_sound(form_of(meta)) then
     size = there
   end
-  return footprint(size)
+  return footprint(meta, size)
 end
 
 -- Takes a page out of everything; how many bytes that gave. Its leases stay: they keep what is stored under its key next.
