@@ -6,6 +6,7 @@ number of pages, each within the deadline. Use is remembered in memory and writt
 count, so that a lookup changes nothing on disk; a process that dies loses what it had not written.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -35,12 +36,14 @@ from cache_store.backends.protocol import (
     Reclaimed,
     ScopeInfo,
 )
-from cache_store.errors import StoreUnavailableError, StoreUrlError
+from cache_store.errors import StoreError, StoreUnavailableError, StoreUrlError
 
 if TYPE_CHECKING:
     import lmdb
 
 T = TypeVar("T")
+
+_LOG = logging.getLogger(__name__)
 
 MAP_BYTES = 64 * 2**30
 """Largest file by default: address space, not disk."""
@@ -90,14 +93,8 @@ class LmdbBackend:
         self._path, self._map_bytes, self._deadline_s, self._clock = path, map_bytes, deadline_s, clock
         self._boot_id = read_boot_id() if boot_id is None else boot_id
         self._gate, self._recent, self._reader, self._changes = Gate(path), Recent(), Reader(), 0
-        namespace = read_pid_namespace() if pid_namespace is None else pid_namespace
-        self._folder = Folder(path, pid_namespace=namespace, deadline_s=deadline_s)
-        try:
-            with self._folder.guard():
-                self._open()
-        except BaseException:
-            self._folder.close()
-            raise
+        self._pid_namespace = read_pid_namespace() if pid_namespace is None else pid_namespace
+        self._open_folder()
 
     @classmethod
     def from_url(cls, url: str, *, deadline_s: float = 1.0) -> "LmdbBackend":
@@ -111,6 +108,7 @@ class LmdbBackend:
 
     def lookup(self, scope: bytes, keys: Sequence[bytes]) -> Found:
         """See `Backend.lookup`."""
+        self._require_place()
         with self._gate, self._environment.look() as txn:
             found, seen, damaged = look_up(txn, self._environment.tables, scope, keys)
         if self._recent.add(seen, damaged):
@@ -119,6 +117,7 @@ class LmdbBackend:
 
     def read(self, scope: bytes, wanted: Sequence[tuple[bytes, str]]) -> list[bytes | None]:
         """See `Backend.read`."""
+        self._require_place()
         with self._gate, self._environment.view() as txn:
             records, seen, damaged = self._reader.read(txn, self._environment.tables, scope, wanted)
         if self._recent.add(seen, damaged):
@@ -186,6 +185,7 @@ class LmdbBackend:
             StoreUnavailableError: `refused` if others have it open, `full` if there is no room for the copy.
         """
         self._gate.check_process()
+        self._require_place()
         with plain_errors(self._path), self._folder.guard(), self._gate.shut(self._deadline_s):
             if not self._folder.is_alone():
                 message = f"other processes have {self._path} open; compact it when they have stopped"
@@ -221,9 +221,48 @@ class LmdbBackend:
         if not self._gate.is_own() or not self._gate.close(self._deadline_s):
             return
         self._write_recent()
-        if self._writer.stop(self._deadline_s):
-            self._environment.close()
-        self._folder.close()
+        self._let_go()
+
+    def _open_folder(self) -> None:
+        self._folder = Folder(self._path, pid_namespace=self._pid_namespace, deadline_s=self._deadline_s)
+        try:
+            with self._folder.guard():
+                self._open()
+        except BaseException:
+            self._folder.close()
+            raise
+        self._is_held = True
+
+    def _let_go(self) -> None:
+        """Of the files; of a hung disk's only the lock that shows who has them open."""
+        if self._is_held:
+            self._is_held = False
+            if self._writer.stop(self._deadline_s):
+                self._environment.close()
+            self._folder.close()
+
+    def _require_place(self) -> None:
+        """Open what is at the path now, if what was open turned out to be deleted or replaced."""
+        if self._environment.is_lost or not self._is_held:
+            self._open_again()
+
+    def _open_again(self) -> None:
+        self._gate.check_process()
+        with self._gate.shut(self._deadline_s):
+            if self._is_held and not self._environment.is_lost:
+                # Another thread was here before.
+                return
+            self._let_go()
+            # What was used, and what damaged, is not what lies there now.
+            self._recent = Recent()
+            try:
+                self._open_folder()
+            except StoreUnavailableError:
+                raise
+            except StoreError as error:
+                # Users of an open store expect nothing else.
+                raise StoreUnavailableError(str(error), "io") from error
+        _LOG.warning("the store %s was deleted or replaced while it was open, and is opened again", self._path)
 
     def _open(self) -> None:
         environment = Environment(self._path, self._map_bytes)
@@ -247,6 +286,7 @@ class LmdbBackend:
             raise
 
     def _view(self, look: Callable[[View], T]) -> T:
+        self._require_place()
         with self._gate, self._environment.view() as txn:
             view = View(txn, self._environment.tables)
             found = look(view)
@@ -255,6 +295,7 @@ class LmdbBackend:
         return found
 
     def _change(self, change: Callable[[Change], T]) -> T:
+        self._require_place()
         with self._gate:
             return self._writer.change(partial(self._make, change), self._deadline_s)
 

@@ -3,12 +3,17 @@
 LMDB maps its file into memory, so a file that was cut off would end the process at the first read beyond its end.
 LMDB itself may leave the file shorter than it says (pages that were freed before they were written), so neither its
 length nor LMDB's count of pages tells alone: a change lengthens the file first, and notes how long it was.
+
+A file that was deleted or replaced stays open, and nobody else sees what is written to it: a flush would reach nothing.
+Nor do the locks of such a file keep anybody else from writing. So every change looks whether the files are still those
+of the folder, and reads look now and then.
 """
 
 import errno
 import os
 import shutil
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +24,9 @@ from cache_store.backends.lmdb_layout import LAYOUT_VERSION, TABLES, State
 from cache_store.errors import StoreUnavailableError, StoreVersionError
 
 MAX_READERS = 1024
+PLACE_S = 1.0
+"""Longest that reads go on in a file that was deleted or replaced."""
+
 _PROBE_BYTES = 2**20
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -82,6 +90,7 @@ class Environment:
 
     def __init__(self, path: Path, map_bytes: int) -> None:
         self._path = path
+        self._data, self._lock = path / "data.mdb", path / "lock.mdb"
         with plain_errors(path):
             self.env = lmdb.open(
                 str(path),
@@ -95,13 +104,24 @@ class Environment:
                 readahead=False,
             )
             self._fd = os.open(path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
+        self._identities = self._look_at_files(os.fstat(self._fd))
+        self._look_at_place_s = time.monotonic() + PLACE_S
+        self.is_lost = False
+        """Whether the files were found to be deleted or replaced."""
         self.tables: dict[str, lmdb._Database] = {}
         self._found_bytes = self._longest = 0
 
     def begin(self) -> "lmdb.Transaction[memoryview]":
-        """A transaction that writes, on a file that is as long as LMDB takes it to be; waits for other writers."""
+        """A transaction that writes, on a file that is as long as LMDB takes it to be; waits for other writers.
+
+        Raises:
+            StoreUnavailableError: the file was cut off, deleted or replaced meanwhile.
+        """
+        # LMDB reads the first pages at once.
+        self._check_length()
         txn = self.env.begin(write=True, buffers=True)
         try:
+            self._check_place()
             self._lengthen()
         except BaseException:
             txn.abort()
@@ -112,9 +132,9 @@ class Environment:
         """A transaction that reads, without copies; its own table is that of bodies.
 
         Raises:
-            StoreUnavailableError: the file was cut off meanwhile.
+            StoreUnavailableError: the file was cut off, deleted or replaced meanwhile.
         """
-        self._check_length()
+        self._check_for_reading()
         try:
             return self.env.begin(self.tables["bodies"], buffers=True)
         except lmdb.ReadersFullError:
@@ -123,7 +143,7 @@ class Environment:
 
     def look(self) -> "lmdb.Transaction[bytes]":
         """A transaction that reads and copies all that it reads; its own table is that of heads. Errors as `view`."""
-        self._check_length()
+        self._check_for_reading()
         try:
             return self.env.begin(self.tables["heads"])
         except lmdb.ReadersFullError:
@@ -202,6 +222,25 @@ class Environment:
             # Safe, for no other process writes now.
             os.truncate(self._path / "data.mdb", needed)
             self._longest = needed
+
+    def _check_for_reading(self) -> None:
+        self._check_length()
+        if time.monotonic() >= self._look_at_place_s:
+            self._check_place()
+            self._look_at_place_s = time.monotonic() + PLACE_S
+
+    def _check_place(self) -> None:
+        try:
+            self.is_lost = self._look_at_files(self._data.stat()) != self._identities
+        except (FileNotFoundError, NotADirectoryError):
+            self.is_lost = True
+        if self.is_lost:
+            message = f"the store {self._path} was deleted or replaced while it was open"
+            raise StoreUnavailableError(f"{message}; try again: the next call opens what is there now", "io")
+
+    def _look_at_files(self, data: os.stat_result) -> tuple[int, int, int]:
+        """What tells these files from any others: both are on one disk."""
+        return data.st_dev, data.st_ino, self._lock.stat().st_ino
 
     def _check_length(self) -> int:
         # In this order: another thread may lengthen the file in between.

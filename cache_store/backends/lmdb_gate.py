@@ -101,4 +101,4 @@ class Gate:
         if self._closed:
             raise StoreUnavailableError(f"the store {self._path} was closed; open it again", "closed")
         if self._shut:
-            raise StoreUnavailableError(f"{self._path} is being compacted", "refused")
+            raise StoreUnavailableError(f"{self._path} is being compacted or opened again", "refused")
