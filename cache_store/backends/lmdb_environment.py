@@ -104,7 +104,7 @@ class Environment:
                 readahead=False,
             )
             self._fd = os.open(path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
-        self._identities = self._look_at_files(os.fstat(self._fd))
+            self._identities = self._look_at_files(os.fstat(self._fd))
         self._look_at_place_s = time.monotonic() + PLACE_S
         self.is_lost = False
         """Whether the files were found to be deleted or replaced."""

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 from redis.connection import Connection, ConnectionPool
 from redis.exceptions import AskError, MovedError, NoScriptError, RedisError, ResponseError
@@ -22,6 +22,8 @@ Argument = bytes | str | int | float
 Command = tuple[Argument, ...]
 Call = tuple[Script, Command]
 Value = TypeVar("Value")
+
+_NO_ANSWER = "its answer is not one of Redis"
 
 
 @dataclass(frozen=True)
@@ -206,17 +208,21 @@ class RedisLink:
             yield
         except StoreError:
             raise
-        except RedisError as error:
-            raise explain(error, self.address) from error
-        except TimeoutError as error:
-            raise unavailable(self.address, "timeout", "no answer in time") from error
-        except OSError as error:
-            raise unavailable(self.address, "closed", "the connection broke") from error
-        except UNREADABLE as error:
-            self._refuse(error)
+        except (RedisError, OSError, *UNREADABLE) as error:
+            if self._closed:
+                # Its connections are closed under those who wait, and fail in any of these ways.
+                message = f"{self.address.shown}: the store was closed before the server answered"
+                raise StoreUnavailableError(message, "closed") from error
+            raise self._explain(error) from error
 
-    def _refuse(self, error: Exception) -> NoReturn:
-        raise unavailable(self.address, "server", "its answer is not one of Redis") from error
+    def _explain(self, error: Exception) -> StoreError:
+        if isinstance(error, RedisError):
+            return explain(error, self.address)
+        if isinstance(error, TimeoutError):
+            return unavailable(self.address, "timeout", "no answer in time")
+        if isinstance(error, OSError):
+            return unavailable(self.address, "closed", "the connection broke")
+        return unavailable(self.address, "server", _NO_ANSWER)
 
     def understood(self, decode: Callable[[], Value]) -> Value:
         """What `decode` makes of a reply.
@@ -227,7 +233,7 @@ class RedisLink:
         try:
             return decode()
         except (struct.error, *UNREADABLE) as error:
-            self._refuse(error)
+            raise unavailable(self.address, "server", _NO_ANSWER) from error
 
 
 def _has(reply: Sequence[Any], kind: type[Exception]) -> bool:
