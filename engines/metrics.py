@@ -14,7 +14,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter
 class AttentionMetrics:
     """What the `crossfill` backend computed: the proof that it, and not another backend, served a request.
 
-    Rows and passes are counted once a forward pass, not once a layer.
+    Rows, passes and seconds are counted once a forward pass, not once a layer.
     """
 
     def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
@@ -27,6 +27,12 @@ class AttentionMetrics:
         self.passes = Counter(
             "crossfill_attention_passes_total",
             "Forward passes (one chunk of a prefill, or one decode step of a batch) of the crossfill attention backend",
+            ["phase"],
+            registry=registry,
+        )
+        self.seconds = Counter(
+            "crossfill_attention_seconds_total",
+            "Wall time within the crossfill attention backend's layers; on a GPU that of giving it the work",
             ["phase"],
             registry=registry,
         )

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from engines.models.prepare import DEFAULT_ROOT
+from engines.reuse.settings import Weights
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -82,3 +83,58 @@ def store(
     bench = StoreBench(tuple(url or ()), lengths, rounds=rounds, mirror_pages=sizes)
     with bars() as progress:
         bench_store(bench, output=output, console=Console(), progress=progress)
+
+
+@app.command()
+def reuse(
+    sender: Annotated[
+        str, typer.Option(help="Model of the catalogue that leaves its masses.")
+    ] = "smollm2-135m-instruct",
+    receiver: Annotated[str, typer.Option(help="Model that takes them.")] = "smollm2-113m-healed",
+    layers: Annotated[
+        str, typer.Option(help="Sender layer of each receiver layer; by default those that fit, or the last ones.")
+    ] = "",
+    weights: Annotated[Weights, typer.Option(help="How heads are mixed.")] = Weights.UNIFORM,
+    top_p: Annotated[float, typer.Option(min=0.01, max=1.0, help="Attention mass to keep.")] = 0.95,
+    first_layer: Annotated[int, typer.Option(min=0, help="First guided layer.")] = 3,
+    tokens: Annotated[str, typer.Option(help="Lengths of prompts.")] = "1024,2048,4096,7680",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of every time to first token.")] = 12,
+    texts: Annotated[int, typer.Option(min=1, help="Continuations of each length.")] = 3,
+    needles: Annotated[int, typer.Option(min=2, help="Facts to recall at each length.")] = 40,
+    seed: Annotated[int, typer.Option(help="Of texts, facts and random masks.")] = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Short prompts, few rounds: minutes, and wide intervals.")
+    ] = False,
+    models_root: Annotated[Path, typer.Option(help="Where models are made.")] = DEFAULT_ROOT,
+    output: Annotated[Path | None, typer.Option(help="Also write the results as JSON.")] = None,
+) -> None:
+    """Time to first token and quality of a receiver that a sender's attention guides, and what that costs both."""
+    from dataclasses import replace
+
+    from rich.console import Console
+
+    from crossfill.bench_reuse import bench_reuse, read_pair
+    from crossfill.bench_reuse_report import QUICK, ReuseBench
+    from crossfill.progress import bars
+    from crossfill.up import prepare_sources
+
+    folders = {name: Path(folder) for name, folder in prepare_sources([sender, receiver], models_root).items()}
+    pair = read_pair(
+        folders,
+        sender,
+        receiver,
+        layers=[int(part) for part in layers.split(",") if part],
+        first_layer=first_layer,
+        weights=weights,
+        top_p=top_p,
+    )
+    lengths = tuple(int(part) for part in tokens.split(","))
+    bench = ReuseBench(pair, receiver, lengths, rounds=rounds, texts=texts, needles=needles, seed=seed)
+    with bars() as progress:
+        bench_reuse(
+            replace(bench, **QUICK) if quick else bench,
+            folders,
+            output=output,
+            console=Console(),
+            progress=progress,
+        )

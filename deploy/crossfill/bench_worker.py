@@ -86,7 +86,7 @@ def bench_workers(
 
 async def _bench(model: str, folder: str, lengths: Sequence[int], step: Callable[[], None]) -> WorkerResult:
     config = WorkerConfig(model_path=folder, name=model, port=31900, max_total_tokens=4 * max(lengths) + 4096)
-    async with aiohttp.ClientSession() as session, _started(config, session) as child:
+    async with aiohttp.ClientSession() as session, started(session, config) as [child]:
         step()
         measured = [await _bench_length(session, config, length, step) for length in lengths]
         alone = await _decode_rate(session, config, 1)
@@ -98,19 +98,31 @@ async def _bench(model: str, folder: str, lengths: Sequence[int], step: Callable
 
 
 @asynccontextmanager
-async def _started(config: WorkerConfig, session: aiohttp.ClientSession) -> AsyncIterator[Child]:
-    spec = worker_spec(config, config.name, Path("var/log") / f"bench-{config.name}.log")
-    child = Child(spec, lambda _: None, backoff_max_s=1, clock=time.monotonic)
-    running = asyncio.create_task(child.run(session))
+async def started(session: aiohttp.ClientSession, *configs: WorkerConfig) -> AsyncIterator[list[Child]]:
+    """Workers that serve, ended with the context.
+
+    Raises:
+        BenchError: one of them did not start.
+    """
+    children = [
+        Child(
+            worker_spec(config, config.name, Path("var/log") / f"bench-{config.name}.log"),
+            lambda _: None,
+            backoff_max_s=1,
+            clock=time.monotonic,
+        )
+        for config in configs
+    ]
+    running = [asyncio.create_task(child.run(session)) for child in children]
     try:
-        while child.state is not State.READY:
-            if child.state is State.ENDED:
-                raise BenchError(f"the worker {child.detail}")
+        while any(child.state is not State.READY for child in children):
+            if ended := [child for child in children if child.state is State.ENDED]:
+                raise BenchError(f"the worker {ended[0].spec.name} {ended[0].detail}")
             await asyncio.sleep(0.2)
-        yield child
+        yield children
     finally:
-        await child.stop(grace_s=30)
-        await running
+        await asyncio.gather(*(child.stop(grace_s=30) for child in children))
+        await asyncio.gather(*running)
 
 
 async def _bench_length(

@@ -1,5 +1,6 @@
 """SGLang attention backend on `crossfill_kernels`; `forward_extend` and `forward_decode` are called once a layer."""
 
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,7 @@ class CrossfillAttentionBackend(AttentionBackend):  # type: ignore[misc]  # SGLa
         # Opened here, a missing library is warned about at start and not in the first request.
         library.load()
         self._plan: tuple[_Sequence, ...] = ()
+        self._phase, self._seconds = "extend", 0.0
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Find every request's rows and cache slots, once a forward pass and not once a layer."""
@@ -84,9 +86,9 @@ class CrossfillAttentionBackend(AttentionBackend):  # type: ignore[misc]  # SGLa
         if self._reuse is not None and mode.is_decode():
             self._note_decode(forward_batch.req_pool_indices, forward_batch.seq_lens_cpu)
         self._plan = tuple(plan)
-        phase = "decode" if mode.is_decode() else "extend"
-        self._metrics.rows.labels(phase).inc(start)
-        self._metrics.passes.labels(phase).inc()
+        self._phase, self._seconds = "decode" if mode.is_decode() else "extend", 0.0
+        self._metrics.rows.labels(self._phase).inc(start)
+        self._metrics.passes.labels(self._phase).inc()
 
     def forward_extend(
         self,
@@ -115,6 +117,7 @@ class CrossfillAttentionBackend(AttentionBackend):  # type: ignore[misc]  # SGLa
         """
         if extras:
             raise UnsupportedModelError(f"layer {layer.layer_id} passes {', '.join(extras)} to attention; {_WAY_OUT}")
+        started_s = time.perf_counter()
         if save_kv_cache and k is not None:
             self._pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
         keys = self._pool.get_key_buffer(layer.layer_id)
@@ -128,6 +131,7 @@ class CrossfillAttentionBackend(AttentionBackend):  # type: ignore[misc]  # SGLa
                 paged_attention(query[own], keys, values, s.slots, s.rows, scale=layer.scaling, out=out[own])
             else:
                 self._reuse.attend(s.chunk, layer.layer_id, query[own], keys, values, scale=layer.scaling, out=out[own])
+        self._seconds += time.perf_counter() - started_s
         if layer.layer_id == self._last_layer:
             self._finish_pass()
         return out.view(q.shape[0], -1)
@@ -143,6 +147,7 @@ class CrossfillAttentionBackend(AttentionBackend):  # type: ignore[misc]  # SGLa
         self._reuse.provenance.decode(new.long(), before.long())
 
     def _finish_pass(self) -> None:
+        self._metrics.seconds.labels(self._phase).inc(self._seconds)
         self._metrics.count_kernels(dispatch.calls())
         if self._reuse is not None:
             for s in self._plan:

@@ -1,4 +1,4 @@
-"""95 % intervals of shares and of ratios between two models that were measured on the same things."""
+"""95 % intervals of shares, of medians, and of ratios between two models that were measured on the same things."""
 
 from __future__ import annotations
 
@@ -97,6 +97,20 @@ def perplexity_ratio(model: Sequence[float], reference: Sequence[float]) -> Rati
     error = math.sqrt(squares * len(blocks) / (len(blocks) - 1)) / count
     reach = student_t(len(blocks) - 1) * error
     return Ratio(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach))
+
+
+def median_interval(values: Sequence[float]) -> Interval | None:
+    """Between which two of the values their median lies, whatever their distribution; None for fewer than six.
+
+    The narrowest pair of order statistics, equally far from both ends, whose binomial probability reaches 95 %.
+    """
+    ordered, count = sorted(values), len(values)
+    below, place = 0.0, -1
+    # `below`: the probability that at most `place` values lie below the median.
+    while below + math.comb(count, place + 1) / 2**count <= 0.025:
+        place += 1
+        below += math.comb(count, place) / 2**count
+    return None if place < 0 else Interval(ordered[place], ordered[count - 1 - place])
 
 
 def student_t(degrees: int) -> float:

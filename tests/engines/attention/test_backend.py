@@ -109,6 +109,7 @@ def test_each_request_attends_to_its_own_slots_only(bench, mode, rows):
         start += new
     phase = "decode" if mode.is_decode() else "extend"
     assert rows_counted(bench, phase) == total
+    assert bench.registry.get_sample_value("crossfill_attention_seconds_total", {"phase": phase}) > 0
     assert rows_counted(bench, "extend" if phase == "decode" else "decode") is None
     assert calls_counted(bench, "native") - native == len(requests)
 

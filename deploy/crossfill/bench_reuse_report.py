@@ -1,0 +1,311 @@
+"""From raw times to the figures of `crossfill bench reuse`, and whether they reach what was aimed at."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from crossfill.machine import describe_machine
+from engines.models.interval import Interval, median_interval, wilson
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from rich.table import Table
+
+    from crossfill.bench_reuse_workers import Answer, Rounds
+    from engines.reuse.settings import PairSettings
+    from engines.reuse.study.quality import QualityStudy
+    from engines.reuse.study.timing import AttentionTimes
+
+OVER_BOUND = 1.05
+REFUSED = 1.05
+SENDER = 1.10
+STORED = 1 / 100
+RECALL = 0.05
+
+_LEAST_FOR_P99 = 100
+
+
+@dataclass(frozen=True)
+class ReuseBench:
+    """What to run.
+
+    Attributes:
+        pair: the receiver's settings of the sender.
+        receiver: name of the model that takes.
+        tokens: lengths of prompts, whole row blocks.
+        rounds: of every time to first token.
+        texts: continuations of each length.
+        needles: to recall at each length.
+        seed: of texts, facts and random masks.
+    """
+
+    pair: PairSettings
+    receiver: str
+    tokens: tuple[int, ...] = (1024, 2048, 4096, 7680)
+    rounds: int = 12
+    texts: int = 3
+    needles: int = 40
+    seed: int = 0
+
+
+QUICK: dict[str, Any] = {"tokens": (1024, 2048), "rounds": 3, "texts": 1, "needles": 8}
+"""What a run of minutes changes of a `ReuseBench`."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """All of one length.
+
+    Attributes:
+        rounds: times of the workers.
+        times: of the receiver's attention, in one process.
+        study: quality, in one process.
+        kv_bytes: of the sender's own keys and values, a token a layer, as its worker keeps them.
+    """
+
+    tokens: int
+    rounds: Rounds
+    times: AttentionTimes
+    study: QualityStudy
+    kv_bytes: int
+
+    @property
+    def share(self) -> float:
+        """s: of the receiver's dense time to first token, what its attention takes."""
+        return statistics.median(one.attention_s / one.ttft_s for one in self.rounds.dense)
+
+    @property
+    def bound(self) -> float:
+        """Least ratio that guiding can reach."""
+        return bound(self.share, self.times.share, self.times.speed_up)
+
+    @property
+    def guided(self) -> Ratios:
+        """Time to first token, guided over dense."""
+        return ratios(self.rounds.guided, self.rounds.dense)
+
+    @property
+    def refused(self) -> Ratios:
+        """… of requests that nothing is stored for, over those for which nothing is looked up."""
+        return ratios(self.rounds.refused, self.rounds.dense)
+
+    @property
+    def published(self) -> Ratios:
+        """… of the sender's requests that leave masses, over those that do not."""
+        return ratios(self.rounds.published, self.rounds.plain)
+
+    @property
+    def stored(self) -> float:
+        """Stored bytes as a share of the sender's keys and values."""
+        return self.study.stored_bytes / self.kv_bytes
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """Of paired times.
+
+    Attributes:
+        median: over the rounds.
+        interval: of the median, 95 %; None for fewer than six rounds.
+        p99: None for fewer than 100 rounds.
+    """
+
+    median: float
+    interval: Interval | None
+    p99: float | None
+
+
+def bound(share: float, guided: float, speed_up: float) -> float:
+    """1 - s·f·(1 - 1/k): what is left of a prefill of which the share s·f becomes k times as fast."""
+    return 1 - share * guided * (1 - 1 / speed_up)
+
+
+def ratios(above: Sequence[Answer], below: Sequence[Answer]) -> Ratios:
+    """Of times to first token, round by round."""
+    each = [one.ttft_s / other.ttft_s for one, other in zip(above, below, strict=True)]
+    p99 = statistics.quantiles(each, n=100)[98] if len(each) >= _LEAST_FOR_P99 else None
+    return Ratios(statistics.median(each), median_interval(each), p99)
+
+
+def recall_holds(guided: float, dense: float, window: float) -> bool | None:
+    """Whether guided recall is near the dense one; None where a mask without a sender is near it too."""
+    if window >= dense - RECALL:
+        return None
+    return guided >= dense - RECALL
+
+
+def verdict(holds: bool | None) -> str:
+    """As a table says it; a dash where nothing can be said."""
+    return "–" if holds is None else "PASS" if holds else "FAIL"
+
+
+def verdicts(one: Figures) -> dict[str, bool | None]:
+    """Every target by name: reached, missed, or None where these rounds cannot tell."""
+    from engines.reuse.study.masks import Mask
+
+    refused, recalls = one.refused.interval, {mask: of.recall for mask, of in one.study.masks.items()}
+    return {
+        "guided": one.guided.median <= OVER_BOUND * one.bound,
+        "refused": None if refused is None else refused.high <= REFUSED,
+        "sender": one.published.median <= SENDER,
+        "stored": one.stored <= STORED,
+        "recall": recall_holds(recalls[Mask.GUIDED], recalls[Mask.DENSE], recalls[Mask.WINDOW]),
+    }
+
+
+def report(bench: ReuseBench, figures: Sequence[Figures]) -> dict[str, Any]:
+    """Everything as JSON data, with what is needed to repeat it."""
+    return {
+        "machine": describe_machine(),
+        "command": sys.argv,
+        "bench": {**asdict(bench), "pair": bench.pair.model_dump(mode="json")},
+        "targets": {"bound": OVER_BOUND, "refused": REFUSED, "sender": SENDER, "stored": STORED, "recall": RECALL},
+        "lengths": [_as_data(one) for one in figures],
+    }
+
+
+def _as_data(one: Figures) -> dict[str, Any]:
+    return {
+        "tokens": one.tokens,
+        "s": one.share,
+        "f": one.times.share,
+        "k": one.times.speed_up,
+        "k_prepared": one.times.speed_up_prepared,
+        "bound": one.bound,
+        "guided": asdict(one.guided),
+        "refused": asdict(one.refused),
+        "sender": asdict(one.published),
+        "stored_bytes_a_token_a_layer": one.study.stored_bytes,
+        "kv_bytes_a_token_a_layer": one.kv_bytes,
+        "verdicts": verdicts(one),
+        "rounds": asdict(one.rounds),
+        "attention": asdict(one.times),
+        "quality": {mask.value: asdict(quality) for mask, quality in one.study.masks.items()},
+    }
+
+
+def tables(bench: ReuseBench, figures: Sequence[Figures]) -> Iterator[Table]:
+    """Everything measured, for people, within 80 columns."""
+    pair = f"{bench.pair.sender.name} → {bench.receiver}"
+    yield _table(
+        f"Time to first token, {pair}",
+        "× measured over the bound 1 - s·f·(1 - 1/k), at most 1.05 wanted. s: attention's share of dense, f: guided "
+        "layers' share of that, k: dense over guided time of these.",
+        ("tokens", "dense", "guided", "ratio", "s", "f", "k", "bound", "×", ""),
+        map(_times, figures),
+    )
+    yield _table(
+        "Where a guided prefill's time goes, ms",
+        "want: dense attention without what k saves. rest: all but attention and waiting for the store. late: layers "
+        "computed densely as their masses had not come. prepare: unpacking, mixing, selecting, in the background.",
+        ("tokens", "attention", "guided", "want", "rest", "guided", "waited", "late", "prepare"),
+        map(_parts, figures),
+    )
+    yield _table(
+        "What reuse costs those it does not help",
+        "refused: nothing is stored, over reuse off. sender: with publishing over without; ms until all is stored, "
+        "after the answer. stored: a token a layer, of its keys and values; at most 1/100 wanted.",
+        ("tokens", "refused", "", "sender", "", "ms", "stored", ""),
+        map(_costs, figures),
+    )
+    yield _table(
+        "The receiver after a prefix under each mask",
+        "KL × 1000 from its dense run, and the share of tokens where both say the same next; recall of facts that are "
+        "asked for and told within the prefix. Controls are as dense as guided, list by list.",
+        ("tokens", "mask", "density", "KL", "same", "recall", ""),
+        (row for one in figures for row in _quality(one)),
+    )
+
+
+def _table(title: str, caption: str, columns: Sequence[str], rows: Iterator[Sequence[str]]) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, caption=caption, caption_justify="left")
+    for name in columns:
+        table.add_column(name, justify="left" if name == "mask" else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _times(one: Figures) -> Sequence[str]:
+    guided = one.guided
+    return (
+        str(one.tokens),
+        _seconds(one.rounds.dense),
+        _seconds(one.rounds.guided),
+        _with_interval(guided),
+        f"{one.share:.2f}",
+        f"{one.times.share:.2f}",
+        f"{one.times.speed_up:.2f}",
+        f"{one.bound:.2f}",
+        f"{guided.median / one.bound:.2f}",
+        verdict(verdicts(one)["guided"]),
+    )
+
+
+def _parts(one: Figures) -> Sequence[str]:
+    dense, guided, times = one.rounds.dense, one.rounds.guided, one.times
+    attention_s = _median(dense, lambda answer: answer.attention_s)
+    return (
+        str(one.tokens),
+        _ms(attention_s),
+        _ms(_median(guided, lambda answer: answer.attention_s)),
+        _ms(attention_s * bound(1, times.share, times.speed_up)),
+        _ms(_median(dense, lambda answer: answer.rest_s)),
+        _ms(_median(guided, lambda answer: answer.rest_s)),
+        _ms(_median(guided, lambda answer: answer.waited_s)),
+        f"{statistics.fmean(answer.missed_layers for answer in guided):.1f}",
+        _ms(statistics.median(times.prepare_s)),
+    )
+
+
+def _costs(one: Figures) -> Sequence[str]:
+    held = verdicts(one)
+    return (
+        str(one.tokens),
+        _with_interval(one.refused),
+        verdict(held["refused"]),
+        _with_interval(one.published),
+        verdict(held["sender"]),
+        _ms(statistics.median(one.rounds.stored_after_s)),
+        f"{one.study.stored_bytes:.1f} B, 1/{1 / one.stored:.0f}",
+        verdict(held["stored"]),
+    )
+
+
+def _quality(one: Figures) -> Iterator[Sequence[str]]:
+    from engines.reuse.study.masks import Mask
+
+    for mask, of in one.study.masks.items():
+        right = wilson(sum(of.recalled), len(of.recalled))
+        yield (
+            str(one.tokens) if mask is Mask.DENSE else "",
+            mask.value,
+            f"{statistics.fmean(of.densities):.2f}",
+            f"{1000 * statistics.fmean(of.divergence):.1f}",
+            f"{statistics.fmean(of.agreement):.1%}",
+            f"{of.recall:.2f} ({right.low:.2f}–{right.high:.2f})",
+            verdict(verdicts(one)["recall"]) if mask is Mask.GUIDED else "",
+        )
+
+
+def _with_interval(found: Ratios) -> str:
+    between = f" ({found.interval.low:.2f}–{found.interval.high:.2f})" if found.interval else ""
+    return f"{found.median:.3f}{between}"
+
+
+def _median(answers: Sequence[Answer], value: Callable[[Answer], float]) -> float:
+    return statistics.median(map(value, answers))
+
+
+def _seconds(answers: Sequence[Answer]) -> str:
+    return f"{_median(answers, lambda answer: answer.ttft_s):.2f} s"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.0f}"
