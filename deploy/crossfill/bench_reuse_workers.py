@@ -2,6 +2,8 @@
 
 **What is timed is what is said.** A guided request's answer must say that it was guided, and a dense one's that it was
 not; a sender's store must have grown by just the pages that were to be published; else there is no figure but an error.
+A round in which the store was too slow for one of its requests, as it is now and then on a busy machine, is counted and
+made again.
 """
 
 from __future__ import annotations
@@ -29,6 +31,10 @@ _TIMEOUT = aiohttp.ClientTimeout(total=600)
 _ATTENTION = 'crossfill_attention_seconds_total{phase="extend"}'
 _WAITED = "crossfill_reuse_waited_seconds_total"
 _MISSED = "crossfill_reuse_missed_layers_total"
+# What a worker says of each kind of request.
+_WANTED = {"dense": "none; reason=off", "guided": "guided; ", "refused": "none; reason=nothing_stored"}
+_SLOW = "fallback; reason=store_"
+_LEAST_AGAIN = 3
 _STORED = "crossfill_store_published_pages_total"
 
 
@@ -64,6 +70,7 @@ class Rounds:
         dense, guided, refused: of the receiver: reuse off; allowed; allowed where nothing is stored.
         plain, published: of the sender: leaving nothing; leaving masses.
         stored_after_s: from the end of the sender's answer until the store had all its masses.
+        again: what was said in rounds that were made again as the store was too slow.
     """
 
     dense: list[Answer] = field(default_factory=list)
@@ -72,6 +79,7 @@ class Rounds:
     plain: list[Answer] = field(default_factory=list)
     published: list[Answer] = field(default_factory=list)
     stored_after_s: list[float] = field(default_factory=list)
+    again: list[str] = field(default_factory=list)
 
 
 class Worker:
@@ -165,46 +173,68 @@ async def measure(
         step: told after each round how many are done.
 
     Raises:
-        BenchError: an answer is not what was to be timed.
+        BenchError: an answer is not what was to be timed, or more than every second round had to be made again.
     """
     rounds = Rounds()
-    orders = list(itertools.permutations(("dense", "guided", "refused")))
-    for number, prompt in enumerate(prompts):
-        salt = f"{len(prompt)}-{number}-{time.time_ns()}"
-        await _ask_sender(sender, prompt, salt, rounds, pages=len(prompt) // page, plain_first=number % 2 == 1)
-        for kind in orders[number % len(orders)]:
-            await _ask_receiver(receiver, kind, prompt, salt, rounds)
+    orders = list(itertools.permutations(_WANTED))
+    while (number := len(rounds.dense)) < len(prompts):
+        prompt, salt = prompts[number], f"{len(prompts[number])}-{number}-{time.time_ns()}"
+        sent = await _ask_sender(sender, prompt, salt, len(prompt) // page, plain_first=number % 2 == 1)
+        try:
+            taken = {kind: await _ask_receiver(receiver, kind, prompt, salt) for kind in orders[number % len(orders)]}
+        except _StoreTooSlowError as slow:
+            rounds.again.append(slow.outcome)
+            if len(rounds.again) > max(_LEAST_AGAIN, len(prompts)):
+                raise BenchError(f"the store is too slow for every second round: {slow.outcome}") from slow
+            continue
+        rounds.published.append(sent.published)
+        rounds.plain.append(sent.plain)
+        rounds.stored_after_s.append(sent.stored_after_s)
+        for kind, answers in (("dense", rounds.dense), ("guided", rounds.guided), ("refused", rounds.refused)):
+            answers.append(taken[kind])
         step(number + 1)
     return rounds
 
 
-async def _ask_sender(
-    sender: Worker, prompt: Sequence[int], salt: str, rounds: Rounds, *, pages: int, plain_first: bool
-) -> None:
-    before = await sender.stored_pages()
-    if plain_first:
-        rounds.plain.append(await sender.ask(prompt, None))
-    answer = await sender.ask(prompt, _word("allow", salt))
+class _StoreTooSlowError(Exception):
+    """A request was prefilled without the store, which had not answered when its turn came."""
+
+    def __init__(self, outcome: str) -> None:
+        super().__init__(outcome)
+        self.outcome = outcome
+
+
+@dataclass(frozen=True)
+class _Sent:
+    plain: Answer
+    published: Answer
+    stored_after_s: float
+
+
+async def _ask_sender(sender: Worker, prompt: Sequence[int], salt: str, pages: int, *, plain_first: bool) -> _Sent:
+    wanted = await sender.stored_pages() + pages
+    plain = await sender.ask(prompt, None) if plain_first else None
+    published = await sender.ask(prompt, _word("allow", salt))
     ended_s = time.perf_counter()
-    await sender.wait_for_pages(before + pages)
-    rounds.stored_after_s.append(time.perf_counter() - ended_s)
-    rounds.published.append(answer)
-    if not plain_first:
-        rounds.plain.append(await sender.ask(prompt, None))
-    await sender.wait_for_pages(before + pages)
+    await sender.wait_for_pages(wanted)
+    stored_after_s = time.perf_counter() - ended_s
+    plain = plain or await sender.ask(prompt, None)
+    await sender.wait_for_pages(wanted)
+    return _Sent(plain, published, stored_after_s)
 
 
-async def _ask_receiver(receiver: Worker, kind: str, prompt: Sequence[int], salt: str, rounds: Rounds) -> None:
+async def _ask_receiver(receiver: Worker, kind: str, prompt: Sequence[int], salt: str) -> Answer:
     words = {
         "dense": _word("off", salt),
         "guided": _word("allow", salt),
         "refused": _word("allow", f"nothing-{salt}"),
     }
-    wanted = {"dense": "none; reason=off", "guided": "guided; ", "refused": "none; reason=nothing_stored"}
     answer = await receiver.ask(prompt, words[kind])
-    if not answer.outcome.startswith(wanted[kind]):
+    if answer.outcome.startswith(_SLOW):
+        raise _StoreTooSlowError(answer.outcome)
+    if not answer.outcome.startswith(_WANTED[kind]):
         raise BenchError(f"a request that was to be {kind} was prefilled otherwise: {answer.outcome or 'no header'}")
-    getattr(rounds, kind).append(answer)
+    return answer
 
 
 def _word(mode: str, salt: str) -> dict[str, str]:

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from engines.models.interval import BLOCK_TOKENS, perplexity_ratio, share_ratio, student_t, wilson
+from engines.models.interval import BLOCK_TOKENS, median_interval, perplexity_ratio, share_ratio, student_t, wilson
 
 LOSSES = [random.Random(7).uniform(0, 6) for _ in range(2048)]
 
@@ -116,3 +116,26 @@ def test_losses_of_different_texts_are_refused() -> None:
         share_ratio([True], [True, False])
     with pytest.raises(ValueError, match="more than 64 tokens"):
         perplexity_ratio(LOSSES[:64], LOSSES[:64])
+
+
+@pytest.mark.parametrize(("count", "low", "high"), [(6, 0, 5), (9, 1, 7), (12, 2, 9), (25, 7, 17), (100, 39, 60)])
+def test_interval_of_a_median_is_the_published_pair_of_order_statistics(count: int, low: int, high: int) -> None:
+    # The sign test's table, ranks from 0; the order in which values come says nothing.
+    values = [float(value) for value in range(count)]
+    random.Random(0).shuffle(values)
+    interval = median_interval(values)
+    assert interval is not None
+    assert (interval.low, interval.high) == (low, high)
+
+
+def test_five_values_bound_no_median_with_95_percent() -> None:
+    assert median_interval([1.0, 2.0, 3.0, 4.0, 5.0]) is None
+
+
+@pytest.mark.parametrize("count", [6, 12, 40])
+def test_interval_of_a_median_covers_the_truth_at_least_19_times_in_20(count: int) -> None:
+    rng, covered = random.Random(4), 0
+    for _ in range(1000):
+        interval = median_interval([rng.expovariate(1) for _ in range(count)])
+        covered += interval is not None and interval.low <= math.log(2) <= interval.high
+    assert 935 <= covered <= 990
