@@ -75,6 +75,7 @@ bench: setup
 	$(BIN)/crossfill bench router --scorer-file var/bench/scorer.json
 	$(BIN)/crossfill bench worker
 	$(BIN)/crossfill bench store
+	$(BIN)/crossfill bench reuse --quick
 
 # What takes too long for every change: conversations on the demo pair under faults, and the block pool's users killed.
 soak: setup

@@ -123,8 +123,10 @@ async def _time_workers(bench: ReuseBench, folders: Mapping[str, Path], progress
         store = Path(held.enter_context(TemporaryDirectory(prefix="crossfill-bench-"))) / "store"
         configs = _configs(bench, folders, StoreSettings(url=f"lmdb://{store}"), ports)
         progress("starting workers", 0, None)
-        async with aiohttp.ClientSession() as session, started(session, *configs):
-            sender, receiver = (Worker(session, config) for config in configs)
+        async with aiohttp.ClientSession() as session, started(session, *configs) as children:
+            sender, receiver = (
+                Worker(session, config, child.cpu_s) for config, child in zip(configs, children, strict=True)
+            )
             # The first requests of a process find nothing warm.
             await measure(sender, receiver, prompts(_WARM_UP_TOKENS, 2), PAGE, lambda _: None)
             measured = {}

@@ -44,13 +44,15 @@ class Answer:
 
     Attributes:
         ttft_s: from sending it to the first event of its answer.
-        attention_s: of that, within attention.
+        cpu_s: processor time of the worker's processes, from sending it to the end of its answer.
+        attention_s: of the time to first token, within attention.
         waited_s: of that, for the store.
         missed_layers: of its chunks, computed densely although their request was guided.
         outcome: the worker's word on reuse.
     """
 
     ttft_s: float
+    cpu_s: float
     attention_s: float
     waited_s: float
     missed_layers: int
@@ -83,9 +85,14 @@ class Rounds:
 
 
 class Worker:
-    """Asks a running worker over HTTP."""
+    """Asks a running worker over HTTP.
 
-    def __init__(self, session: aiohttp.ClientSession, config: WorkerConfig) -> None:
+    Args:
+        cpu_s: processor time that it has used.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, config: WorkerConfig, cpu_s: Callable[[], float]) -> None:
+        self._cpu_s = cpu_s
         self._session = session
         self._url = f"http://{config.host}:{config.port}"
         self._name = config.name
@@ -113,7 +120,7 @@ class Worker:
         }
         if reuse is not None:
             body["custom_params"] = {"crossfill": dict(reuse)}
-        before = await self.metrics()
+        before, cpu_s = await self.metrics(), self._cpu_s()
         started_s = time.perf_counter()
         first_s = None
         async with self._session.post(f"{self._url}/v1/completions", json=body, timeout=_TIMEOUT) as response:
@@ -125,10 +132,11 @@ class Worker:
             outcome = response.headers.get(HEADER, "")
         if first_s is None:
             raise BenchError(f"{self._name} answered nothing")
+        cpu_s = self._cpu_s() - cpu_s
         after = await self.metrics()
         grown = {name: value - before.get(name, 0.0) for name, value in after.items()}
         missed = sum(value for name, value in grown.items() if name.startswith(_MISSED))
-        return Answer(first_s, grown.get(_ATTENTION, 0.0), grown.get(_WAITED, 0.0), round(missed), outcome)
+        return Answer(first_s, cpu_s, grown.get(_ATTENTION, 0.0), grown.get(_WAITED, 0.0), round(missed), outcome)
 
     async def metrics(self) -> dict[str, float]:
         """Crossfill's series by name and labels."""

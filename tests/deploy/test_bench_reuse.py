@@ -31,7 +31,7 @@ OUTCOMES = {"off": "none; reason=off", "allow": "guided; blocks=15/16; density=0
 
 
 def answer(ttft_s, outcome="", attention_s=0.4):
-    return Answer(ttft_s, attention_s, 0.01, 0, outcome)
+    return Answer(ttft_s, 2 * ttft_s, attention_s, 0.01, 0, outcome)
 
 
 def quality(density, divergence, recalled):
@@ -73,6 +73,7 @@ def test_ratios_are_of_rounds_and_not_of_medians():
     assert (found.median, found.interval.low, found.interval.high, found.p99) == (2.0, 2.0, 2.0, None)
     few = ratios(slow[:5], slow[:5])
     assert (few.median, few.interval) == (1.0, None)
+    assert ratios(slow, slow[::-1], lambda one: one.cpu_s).median == 1.0
 
 
 def test_a_p99_needs_a_hundred_rounds():

@@ -87,6 +87,8 @@ http.server.HTTPServer(("127.0.0.1", {unused_tcp_port}), Handler).serve_forever(
     assert child.failures == 0
     assert child.ready_after_s > 0
     assert child.memory_bytes() > 2**20
+    # Starting Python and a server takes tens of milliseconds.
+    assert 0 < child.cpu_s() < 60
     await child.stop(grace_s=5)
     await task
     assert [state for state, _ in recorder.states] == [State.STARTING, State.READY, State.STOPPED]
