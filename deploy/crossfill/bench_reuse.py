@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
@@ -99,13 +100,20 @@ def bench_reuse(
     if any(tokens % PAGE or tokens < 2 * PAGE for tokens in bench.tokens):
         raise BenchError(f"prompts have whole pages of {PAGE} tokens, two at the least")
     rounds = asyncio.run(_time_workers(bench, folders, progress))
+    if output:
+        # The longer half is still to come; what is interrupted then need not be measured again.
+        _write(output, report(bench, []) | {"rounds": {tokens: asdict(one) for tokens, one in rounds.items()}})
     pair = _load(bench, folders)
     figures = [_study(bench, pair, tokens, rounds[tokens], progress) for tokens in bench.tokens]
     for table in tables(bench, figures):
         console.print(table)
     if output:
-        output.write_text(json.dumps(report(bench, figures), indent=2) + "\n", encoding="utf-8")
+        _write(output, report(bench, figures))
     return figures
+
+
+def _write(output: Path, data: Mapping[str, Any]) -> None:
+    output.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 
 async def _time_workers(bench: ReuseBench, folders: Mapping[str, Path], progress: Bars) -> dict[int, Rounds]:

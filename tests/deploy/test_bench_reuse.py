@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from crossfill.bench_reuse import bench_reuse, read_pair
 from crossfill.bench_reuse_report import (
     Figures,
     ReuseBench,
@@ -20,6 +21,7 @@ from crossfill.bench_reuse_report import (
 )
 from crossfill.bench_reuse_workers import Answer, Rounds, measure
 from crossfill.errors import BenchError
+from engines.models import prepare
 from engines.reuse.settings import ModelIdentity, PairSettings
 from engines.reuse.study.masks import Mask
 from engines.reuse.study.quality import Quality, QualityStudy
@@ -194,3 +196,21 @@ async def test_a_store_that_is_always_too_slow_ends_the_measurement():
 async def test_a_sender_that_stores_other_pages_is_no_figure(stores):
     with pytest.raises(BenchError, match=f"stored {stores * 2}, want 2"):
         await measure(ScriptedWorker(stores=stores), ScriptedWorker(), [[1] * 128], 64, lambda _: None)
+
+
+@pytest.mark.real
+def test_two_real_workers_are_measured(models_root, tmp_path):
+    folders = {name: prepare(name, models_root) for name in ("tiny-llama", "tiny-qwen3")}
+    pair = read_pair(folders, "tiny-llama", "tiny-qwen3", first_layer=0)
+    bench = ReuseBench(pair, "tiny-qwen3", (512,), rounds=1, texts=1, needles=2)
+    [found] = bench_reuse(
+        bench, folders, output=tmp_path / "result.json", console=Console(quiet=True), progress=lambda *_: None
+    )
+    assert found.rounds.guided[0].outcome.startswith("guided; blocks=7/8")
+    assert found.rounds.guided[0].missed_layers <= len(pair.guided)
+    for answers in (found.rounds.dense, found.rounds.guided, found.rounds.plain, found.rounds.published):
+        assert [0 < one.attention_s < one.ttft_s for one in answers] == [True]
+    assert 0 < found.share < 1
+    assert found.bound > 0
+    assert len(found.study.masks[Mask.GUIDED].recalled) == 2
+    assert json.loads((tmp_path / "result.json").read_text())["lengths"][0]["tokens"] == 512
