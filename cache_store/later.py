@@ -60,7 +60,7 @@ class Later:
         if self._backend is not None:
             return self._backend
         if not self._lock.acquire(blocking=False):
-            raise self._fault
+            raise self._told()
         try:
             if self._backend is None:
                 self._backend = self._opened()
@@ -79,11 +79,15 @@ class Later:
         if self._closed:
             raise StoreUnavailableError("this store was closed; open another", "closed")
         if self._clock() < self._again_s:
-            raise self._fault
+            raise self._told()
         try:
             return self._open()
         except StoreError as error:
             self._again_s = self._clock() + self._pause_s
             self._fault = StoreUnavailableError(str(error), reason_of(error))
             self._failures.warn(f"the store cannot be opened: {error}")
-            raise self._fault from error
+            raise self._told() from error
+
+    def _told(self) -> StoreUnavailableError:
+        """The fault; a new exception each time, as one that is raised again and again keeps every frame."""
+        return StoreUnavailableError(str(self._fault), self._fault.reason)

@@ -13,7 +13,10 @@ from collections import OrderedDict
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from fastapi import HTTPException
+
 from cache_store.seldom import SeldomLog
+from crossfill_kernels.rows import BLOCK
 from engines.reuse.asked import Mode, read_asked
 from engines.reuse.refusal import Refusal
 
@@ -26,6 +29,8 @@ HEADER = "x-crossfill-reuse"
 """How a request was prefilled: a mode (none, guided, fallback), then `; name=value` pairs."""
 
 _REFUSED = "ReuseRefused"
+_REFUSED_MARK = "; refused=yes"
+_SUPPORTED = "crossfill_supported"
 _KEY = "crossfill"
 _SCOPE = "crossfill.reuse"
 # Answers of which the header was not yet wanted; the oldest go.
@@ -64,6 +69,8 @@ class SchedulerHooks:
             return
         more = (received.mm_inputs, received.input_embeds, received.lora_id, received.session_params)
         supported = all(one is None for one in more) and received.positional_embed_overrides is None
+        # Of the request's object, as a retraction has nothing else.
+        setattr(request, _SUPPORTED, supported)
         asked = read_asked(request.sampling_params.custom_params)
         self.engine.arrive(request.rid, asked, request.origin_input_ids, supported=supported)
         if asked is not None and asked.mode is Mode.REQUIRE:
@@ -83,7 +90,8 @@ class SchedulerHooks:
         """AFTER `Req.reset_for_retract`: it will be prefilled again, with what it has answered so far."""
         if self.engine is not None:
             tokens = request.origin_input_ids + request.output_ids
-            self.engine.arrive(request.rid, read_asked(request.sampling_params.custom_params), tokens)
+            asked = read_asked(request.sampling_params.custom_params)
+            self.engine.arrive(request.rid, asked, tokens, supported=getattr(request, _SUPPORTED, False))
 
     @_harmless
     def before_weights(self, updater: Any, *_: Any, **__: Any) -> None:
@@ -96,16 +104,22 @@ class SchedulerHooks:
         """AFTER `ForwardBatch.init_new`: the turn of these requests has come."""
         if self.engine is None or not forward_batch.forward_mode.is_extend():
             return
+        self.engine.begin_batch()
         for request, prefix in zip(batch.reqs, batch.prefix_lens, strict=True):
             total = len(request.full_untruncated_fill_ids)
             first = self.engine.is_new(request.rid)
             refusal = self.engine.admit(request.rid, prefix, total)
             if not first:
                 continue
-            if request.customized_info is None:
-                request.customized_info = {_KEY: [self.engine.outcome(request.rid)]}
             asked = read_asked(request.sampling_params.custom_params)
-            if refusal is not None and asked is not None and asked.mode is Mode.REQUIRE:
+            # An answer that has begun goes on, whatever a retraction made of its prompt.
+            begun = bool(request.output_ids) or request.retraction_count > 0
+            required = asked is not None and asked.mode is Mode.REQUIRE and not begun
+            refused = required and refusal is not None and not _is_reuse(refusal, prefix)
+            if request.customized_info is None:
+                told = self.engine.outcome(request.rid) + (_REFUSED_MARK if refused else "")
+                request.customized_info = {_KEY: [told]}
+            if refused and refusal is not None:
                 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
                 request.to_finish = FINISH_ABORT(_why(refusal.value), HTTPStatus.CONFLICT, _REFUSED)
@@ -135,19 +149,21 @@ class AnswerHooks:
         raw_request: Any,
     ) -> Any:
         """AROUND the handlers of a chat completion or a completion, streamed or not."""
+        outcome = None
         try:
             response = await answer(serving, adapted, request, raw_request)
+        except HTTPException as error:
+            if error.status_code != HTTPStatus.CONFLICT:
+                raise
+            # SGLang's own form of our refusal has a number for its type.
+            response = serving.create_error_response(error.detail, _REFUSED, HTTPStatus.CONFLICT)
         finally:
             outcome = self._take(adapted.rid)
             if outcome is not None and raw_request is not None:
                 raw_request.scope[_SCOPE] = outcome
-        refused = outcome is not None and not outcome.startswith("guided")
-        asked = read_asked(getattr(adapted, "sampling_params", None) and adapted.sampling_params.get("custom_params"))
-        if refused and asked is not None and asked.mode is Mode.REQUIRE and adapted.stream:
-            # A stream would tell of the refusal in its first event, with status 200.
-            reason = str(outcome).partition("reason=")[2]
-            return serving.create_error_response(_why(reason), _REFUSED, HTTPStatus.CONFLICT)
-        return response
+        # A stream tells of the refusal in its first event, with status 200.
+        refusal = _refused_stream(adapted, outcome)
+        return response if refusal is None else serving.create_error_response(refusal, _REFUSED, HTTPStatus.CONFLICT)
 
     def _take(self, request_ids: Any) -> str | None:
         """Of the first request of a call; all of them are taken out."""
@@ -172,6 +188,23 @@ class ReuseHeader:
             await send(message)
 
         await self._app(scope, receive, send_on)
+
+
+def _is_reuse(refusal: Refusal, prefix: int) -> bool:
+    """Whether a request that is not guided had its prompt, or most of it, in the worker's own cache."""
+    return refusal is Refusal.CACHED or (refusal in {Refusal.TOO_LITTLE, Refusal.NOTHING_STORED} and prefix >= BLOCK)
+
+
+@_harmless
+def _refused_stream(adapted: Any, outcome: str | None) -> str | None:
+    """Why a stream that requires reuse is refused, from what the scheduler said of it; None if it is not."""
+    params = adapted.sampling_params
+    # Of several prompts or choices SGLang makes a list, in place.
+    params = params[0] if isinstance(params, list) and params else params
+    asked = read_asked(params.get("custom_params") if isinstance(params, dict) else None)
+    required = asked is not None and asked.mode is Mode.REQUIRE and adapted.stream
+    refused = outcome is not None and outcome.endswith(_REFUSED_MARK)
+    return _why(str(outcome).partition("reason=")[2].removesuffix(_REFUSED_MARK)) if required and refused else None
 
 
 def _why(reason: str) -> str:

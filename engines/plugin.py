@@ -128,6 +128,9 @@ def _unsuited(server_args: Any) -> str | None:
         "mixed chunks": server_args.enable_mixed_chunk,
         "overlap schedule": not server_args.disable_overlap_schedule,
         "disaggregation": server_args.disaggregation_mode != "null",
+        # These bring keys back into other slots, of which nobody knows how exact they are.
+        "hierarchical cache": server_args.enable_hierarchical_cache,
+        "LMCache": server_args.enable_lmcache,
     }
     return next((option for option, is_so in asked.items() if is_so), None)
 

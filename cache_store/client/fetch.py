@@ -79,6 +79,12 @@ class Fetch(Generic[T]):
             self._changed.wait_for(lambda: self._end is not None, max(0.0, wait_s))
         return self.end
 
+    def wait_for(self, layer: int, wait_s: float) -> bool:
+        """Whether a layer is ready to be taken, waiting at most `wait_s` seconds for it or for the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: layer in self._ready or self._end is not None, max(0.0, wait_s))
+            return layer in self._ready
+
     def take(self, layer: int, wait_s: float = 0.0) -> T | None:
         """The records of a layer, once; None if they are not ready after `wait_s` seconds or the deadline."""
         left_s = min(wait_s, self._deadline_at_s - self._clock())

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from prometheus_client import REGISTRY
 
 from cache_store.client.fetch import Fetcher
 from cache_store.client.publish import Publisher
+from cache_store.errors import StoreError
 from cache_store.metrics import StoreMetrics
 from cache_store.store import open_store_later
 from engines.reuse.engine import ReuseEngine
@@ -41,4 +44,12 @@ def assemble(settings: ReuseSettings, *, slots: int, store: Store | None = None)
     receiver = Receiver(settings, fetcher, metrics)
     takes = ", ".join(pair.sender.name for pair in settings.pairs) or "nobody"
     _log.info("%s publishes %d layers and takes from %s", settings.model.name, len(settings.publish), takes)
+    # Not by the first request, which would go without.
+    threading.Thread(target=_open, args=(store,), name="crossfill-open", daemon=True).start()
     return ReuseEngine(settings, fetcher, receiver, sender, metrics, slots=slots)
+
+
+def _open(store: Store) -> None:
+    # Counted and logged where it fails; the next call tries again.
+    with suppress(StoreError):
+        store.stats()

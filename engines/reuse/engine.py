@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from cache_store.seldom import SeldomLog
 from crossfill_kernels.block_mass import block_mass
+from crossfill_kernels.blocks import BlockMass
 from crossfill_kernels.errors import KernelError
 from crossfill_kernels.guided_attention import guided_attention
 from crossfill_kernels.paged_attention import paged_attention
@@ -19,7 +20,7 @@ from engines.reuse.chunk import Chunk, Part
 from engines.reuse.metrics import Missed
 from engines.reuse.plan import Plan, Run, dense_run, runs_of
 from engines.reuse.provenance import Provenance
-from engines.reuse.receiver import Pending, namespace_of
+from engines.reuse.receiver import Patience, Pending, namespace_of
 from engines.reuse.refusal import Refusal
 from engines.reuse.sender import Captured
 
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("crossfill.reuse")
 
 _LOG_EVERY_S = 60.0
+# Most that is waited for the first layer once the store has told that there is something worth it.
+_LAYER_WAIT_S = 1.0
 # Requests that are known and have not been prefilled; beyond, the one that arrived first is prefilled densely.
 _MOST_KNOWN = 4096
 
@@ -83,6 +86,7 @@ class ReuseEngine:
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._publish = frozenset(settings.publish)
         self._stopped: Refusal | None = None
+        self._batch_s = time.monotonic()
         # Seconds of a row and a key of dense attention in one layer; not known on a GPU, which does not wait for it.
         self._pace_s: float | None = None
         self._failures = SeldomLog(_log, _LOG_EVERY_S, time.monotonic)
@@ -113,12 +117,18 @@ class ReuseEngine:
         """Why a request that has just arrived will surely not be guided; None if it may be. Waits as `admit` does."""
         known = self._known[request_id]
         if isinstance(known.taken, Pending):
-            refusal = self._receiver.preview(known.taken, len(known.tokens), self._settings.wait_s)
+            self.begin_batch()
+            patience = self._patience(0, len(known.tokens))
+            refusal = self._receiver.preview(known.taken, len(known.tokens), patience.answer_s)
             if refusal is None:
                 return None
             known.taken.end()
             known.taken = refusal
         return known.taken
+
+    def begin_batch(self) -> None:
+        """Requests that are admitted from now on wait together no longer than one alone."""
+        self._batch_s = time.monotonic()
 
     def is_new(self, request_id: str) -> bool:
         """Whether nothing was decided for a request yet."""
@@ -140,13 +150,17 @@ class ReuseEngine:
         if known is None:
             self._metrics.count_refused("none", Refusal.RETRACTED, _blocks(start, total))
             return Refusal.RETRACTED
+        if len(known.tokens) != total:
+            # SGLang refuses the request, and puts a dummy in the place of its prompt.
+            self.forget(request_id)
+            return known.taken if isinstance(known.taken, Refusal) else Refusal.UNSUPPORTED
         if not known.planned:
             known.planned = True
             taken = known.taken
             found = (
                 taken
                 if isinstance(taken, Refusal)
-                else self._receiver.decide(taken, start, total, self._patience_s(start, total))
+                else self._receiver.decide(taken, start, total, self._patience(start, total))
             )
             self._note(known, found, start, total)
         return None if known.plan else known.taken if isinstance(known.taken, Refusal) else Refusal.FAILED
@@ -169,7 +183,7 @@ class ReuseEngine:
         known = self._known.get(request_id)
         plan = known.plan if known else None
         runs = runs_of(start, stop, plan.pages) if plan else dense_run(start, stop)
-        before = self.provenance.hops_of(int(slots[start - 1])) if start else 0
+        before = self.provenance.hops_of(slots[:start].long().cpu())
         guided_from = next((run.start - start for run in runs if run.guided), None)
         self.provenance.extend(slots[start:stop].long().cpu(), before, guided_from)
         is_last = known is None or stop >= len(known.tokens)
@@ -218,18 +232,18 @@ class ReuseEngine:
         for part in chunk.parts:
             own = slice(part.run.start - first, part.run.stop - first)
             q, o = query[own], out[own]
-            if part.captured and captured:
-                chunk.masses[layer] = block_mass(q, keys, values, slots, part.rows, scale=scale, out=o)
-                continue
             index = self._index_of(chunk, part, layer) if guided and part.run.guided else None
-            if index is not None:
-                index = index.to(query.device)
-                try:
+            try:
+                if part.captured and captured:
+                    chunk.masses[layer] = block_mass(q, keys, values, slots, part.rows, scale=scale, out=o)
+                    continue
+                if index is not None:
+                    index = index.to(query.device)
                     guided_attention(q, keys, values, slots, part.rows, index, scale=scale, out=o)
                     continue
-                except KernelError as error:
-                    self._metrics.count_missed(Missed.KERNEL)
-                    self._failures.warn(f"{chunk.request_id}: layer {layer} is computed densely: {error}")
+            except KernelError as error:
+                self._metrics.count_missed(Missed.KERNEL)
+                self._failures.warn(f"{chunk.request_id}: layer {layer} is computed densely: {error}")
             paged_attention(q, keys, values, slots, part.rows, scale=scale, out=o)
 
     def computed(self, chunk: Chunk) -> None:
@@ -248,7 +262,7 @@ class ReuseEngine:
                     run.stop,
                     # After the first guided row nothing is exact, so no row block goes on.
                     chunk.is_last or len(chunk.parts) > 1,
-                    chunk.masses,
+                    {layer: _on_host(mass) for layer, mass in chunk.masses.items()},
                     known.stored,
                 )
             )
@@ -281,14 +295,17 @@ class ReuseEngine:
         for request_id in [one for one in self._known if one.startswith(prefix)]:
             self.forget(request_id)
 
-    def _patience_s(self, start: int, total: int) -> float:
-        """Most that a request waits for the store: a share of what guided attention may save it, if that is known."""
-        if self._pace_s is None:
-            return self._settings.wait_s
-        layers = max(len(pair.guided) for pair in self._settings.pairs)
-        dense_s = layers * self._pace_s * (total**2 - start**2) / 2
-        # At the density of .5 that is usual of short prompts, about half of it.
-        return min(self._settings.wait_s, self._settings.wait_share * dense_s / 2)
+    def _patience(self, start: int, total: int) -> Patience:
+        """What is left of the time that this batch may wait, which is bounded by what the request may save."""
+        share_s = float("inf")
+        if self._pace_s is not None and self._settings.pairs:
+            layers = max(len(pair.guided) for pair in self._settings.pairs)
+            # At the density of .5 that is usual of short prompts, about half of the dense time is saved.
+            share_s = self._settings.wait_share * layers * self._pace_s * (total**2 - start**2) / 4
+        answer_s = min(self._settings.wait_s, share_s)
+        layer_s = answer_s if self._pace_s is None else min(_LAYER_WAIT_S, share_s)
+        spent_s = time.monotonic() - self._batch_s
+        return Patience(max(0.0, answer_s - spent_s), max(0.0, max(answer_s, layer_s) - spent_s))
 
     def _note_pace(self, rows: Rows, seconds: float, device: str) -> None:
         if device != "cpu" or rows.count < BLOCK:
@@ -332,6 +349,10 @@ class ReuseEngine:
     def _worth(run: Run, is_last: bool) -> bool:
         """Whether a run has the end of a row block, or the beginning of one that a next chunk may complete."""
         return not is_last or run.stop // BLOCK > run.start // BLOCK
+
+
+def _on_host(mass: BlockMass) -> BlockMass:
+    return BlockMass(mass.mass.cpu(), mass.blocks.cpu(), mass.totals.cpu())
 
 
 def _blocks(start: int, total: int) -> int:

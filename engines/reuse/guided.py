@@ -14,7 +14,7 @@ from engines.reuse.mass_records import unpack_masses
 from engines.reuse.settings import Weights
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from cache_store.records import Record
     from engines.reuse.settings import PairSettings
@@ -34,12 +34,17 @@ class GuidedLayer:
     Attributes:
         index: of H_R heads and these row blocks.
         places: of each row block, its number within the index.
-        density: kept blocks as a share of the causal ones.
     """
 
     index: BlockIndex
     places: Mapping[int, int]
-    density: float
+
+    def density(self, blocks: Collection[int]) -> float:
+        """Kept blocks of these row blocks as a share of the causal ones; 1 if it has none of them."""
+        there = [block for block in blocks if block in self.places]
+        causal = self.index.heads * sum(block + 1 for block in there)
+        lengths = self.index.offsets.diff().view(self.index.heads, -1)
+        return int(lengths[:, [self.places[block] for block in there]].sum()) / causal if causal else 1.0
 
     def covers(self, first: int, last: int) -> bool:
         """Whether it has row blocks `first` … `last`."""
@@ -70,6 +75,4 @@ def guide(records: Mapping[int, Record], pair: PairSettings, weights: torch.Tens
     masses = unpack_masses(records, pair.sender.heads)
     blocks = masses.blocks.tolist()
     index = select_blocks(mix_mass(masses, weights, blocks[-1] + 1 if blocks else 0), top_p=pair.top_p)
-    causal = index.heads * sum(block + 1 for block in blocks)
-    kept = int(index.offsets[-1])
-    return GuidedLayer(index, {block: place for place, block in enumerate(blocks)}, kept / causal if causal else 1.0)
+    return GuidedLayer(index, {block: place for place, block in enumerate(blocks)})

@@ -35,6 +35,7 @@ _ENDED = {
     FetchEnd.UNAVAILABLE: Refusal.STORE_UNAVAILABLE,
     FetchEnd.BUSY: Refusal.STORE_BUSY,
     FetchEnd.FAILED: Refusal.FAILED,
+    FetchEnd.FLUSHED: Refusal.NOTHING_STORED,
 }
 
 
@@ -53,6 +54,14 @@ class Pending:
         """The request is gone, or nothing of it is wanted."""
         for _, fetch in self.fetches:
             fetch.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a request waits for the store, in seconds: for what there is, and, if that is worth it, for a layer."""
+
+    answer_s: float
+    layer_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,18 +110,24 @@ class Receiver:
             return Refusal.TOO_SHORT
         return Pending(tuple((pair, self._start(request_id, pair, asked, tokens)) for pair in wanted))
 
-    def decide(self, pending: Pending, prefix: int, total: int, wait_s: float) -> Plan | Refusal:
+    def decide(self, pending: Pending, prefix: int, total: int, patience: Patience) -> Plan | Refusal:
         """Freeze the plan of a request whose turn has come.
 
         Args:
             pending: of `begin`.
             prefix: tokens that this worker has in its own cache.
             total: tokens of the prompt.
-            wait_s: most that may be waited for the store.
+            patience: how long may be waited for the store.
         """
         started_s = self._clock()
         try:
-            return self._decide(pending, prefix, total, started_s + wait_s)
+            found = self._best(pending, prefix, total, started_s + patience.answer_s)
+            if isinstance(found, Refusal):
+                return found
+            # The others are read while the first ones are computed.
+            first = next(iter(found.pair.guided.values()))
+            found.fetch.wait_for(first, started_s + patience.layer_s - self._clock())
+            return self._gate(found)
         finally:
             self._metrics.count_wait(self._clock() - started_s)
 
@@ -120,13 +135,6 @@ class Receiver:
         """Why nothing could be planned even if this worker had nothing in its own cache; arguments as of `decide`."""
         found = self._best(pending, 0, total, self._clock() + wait_s)
         return found if isinstance(found, Refusal) else None
-
-    def _decide(self, pending: Pending, prefix: int, total: int, until_s: float) -> Plan | Refusal:
-        found = self._best(pending, prefix, total, until_s)
-        if isinstance(found, Refusal):
-            return found
-        found.fetch.wait(until_s - self._clock())
-        return self._gate(found)
 
     def _best(self, pending: Pending, prefix: int, total: int, until_s: float) -> _Choice | Refusal:
         best: _Choice | None = None
@@ -152,7 +160,7 @@ class Receiver:
         layers = [layer for layer in came if layer is not None]
         if not layers:
             return Refusal.MALFORMED if came else _ENDED.get(fetch.end or FetchEnd.DEADLINE, Refusal.STORE_SLOW)
-        plan.density = sum(layer.density for layer in layers) / len(layers)
+        plan.density = sum(layer.density(choice.pages) for layer in layers) / len(layers)
         return Refusal.TOO_DENSE if plan.density > pair.max_density else plan
 
     def _start(

@@ -113,6 +113,9 @@ class ReuseSettings(BaseModel):
     def _fits(self) -> Self:
         if any(layer >= self.model.layers for layer in self.publish):
             raise ValueError(f"publish names a layer that {self.model.name} lacks; it has {self.model.layers}")
+        senders = [pair.sender.name for pair in self.pairs]
+        if (twice := next((name for name in senders if senders.count(name) > 1), None)) is not None:
+            raise ValueError(f"{self.model.name} takes from {twice} by two pairs; keep one")
         for pair in self.pairs:
             if len(pair.layers) != self.model.layers:
                 raise ValueError(

@@ -46,6 +46,18 @@ def test_after_a_failure_it_is_tried_again_when_the_pause_is_over():
     assert later.backend().stats().size_bytes == 0
 
 
+def test_each_failure_is_an_exception_of_its_own():
+    opening = Opening()
+    later = opening.later()
+    opening.error = StoreUnavailableError("refused", "refused")
+    told = []
+    for _ in range(3):
+        with pytest.raises(StoreUnavailableError) as caught:
+            later.backend()
+        told.append(caught.value)
+    assert len(set(map(id, told))) == 3
+
+
 def test_whatever_keeps_it_from_opening_makes_it_unavailable():
     opening = Opening()
     opening.error = StoreVersionError("of another version")

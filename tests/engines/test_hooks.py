@@ -5,6 +5,7 @@ from array import array
 from types import SimpleNamespace
 
 import pytest
+from fastapi import HTTPException
 
 from engines.hooks import HEADER, AnswerHooks, ReuseHeader, SchedulerHooks
 from engines.reuse.asked import Asked, Mode, read_asked
@@ -34,7 +35,8 @@ def request(mode="allow", rid="r"):
     return SimpleNamespace(
         rid=rid,
         origin_input_ids=array("q", [1, 2]),
-        output_ids=array("q", [3]),
+        output_ids=array("q"),
+        retraction_count=0,
         sampling_params=SimpleNamespace(custom_params=said(mode)),
         full_untruncated_fill_ids=[1, 2],
         customized_info=None,
@@ -94,8 +96,8 @@ def test_a_required_reuse_that_is_surely_refused_is_aborted_at_its_arrival():
     assert other.aborted == []
 
 
-def batch(*requests):
-    return SimpleNamespace(reqs=requests, prefix_lens=[0] * len(requests))
+def batch(*requests, prefix=0):
+    return SimpleNamespace(reqs=requests, prefix_lens=[prefix] * len(requests))
 
 
 def forward(is_extend=True):
@@ -116,17 +118,52 @@ def test_a_batch_freezes_plans_and_notes_the_outcome():
 
 def test_a_required_reuse_that_is_refused_late_ends_the_request():
     hooks = SchedulerHooks()
-    hooks.engine = Engine(Refusal.CACHED)
+    hooks.engine = Engine(Refusal.TOO_DENSE)
     hooks.after_batch(forward(), None, batch(made := request("require"), other := request("allow")))
     assert made.to_finish.to_json()["status_code"] == 409
+    assert made.customized_info["crossfill"][0].endswith("; refused=yes")
     assert other.to_finish is None
 
 
-def test_a_retracted_request_arrives_again_with_what_it_has_answered():
+@pytest.mark.parametrize(
+    ("refusal", "prefix", "refused"),
+    [
+        (Refusal.CACHED, 500, False),
+        (Refusal.TOO_LITTLE, 500, False),
+        (Refusal.NOTHING_STORED, 500, False),
+        (Refusal.NOTHING_STORED, 20, True),
+        (Refusal.STORE_SLOW, 500, True),
+    ],
+)
+def test_a_prompt_in_the_own_cache_is_reuse_too(refusal, prefix, refused):
+    hooks = SchedulerHooks()
+    hooks.engine = Engine(refusal)
+    hooks.after_batch(forward(), None, batch(made := request("require"), prefix=prefix))
+    assert (made.to_finish is not None) == refused
+
+
+def test_an_answer_that_has_begun_is_never_refused():
+    hooks = SchedulerHooks()
+    hooks.engine = Engine(Refusal.STORE_SLOW)
+    begun = request("require")
+    begun.output_ids = array("q", [3])
+    retracted = request("require", rid="other")
+    retracted.retraction_count = 1
+    hooks.after_batch(forward(), None, batch(begun, retracted))
+    assert begun.to_finish is None
+    assert retracted.to_finish is None
+
+
+@pytest.mark.parametrize("more", [{}, {"lora_id": "x"}], ids=["text", "adapter"])
+def test_a_retracted_request_arrives_again_with_what_it_has_answered(more):
     hooks = SchedulerHooks()
     hooks.engine = Engine()
-    hooks.after_retract(None, request())
-    assert hooks.engine.calls == [("arrive", "r", Asked(Mode.ALLOW, "acme", "s"), array("q", [1, 2, 3]))]
+    hooks.after_create(made := request(), None, received(**more))
+    hooks.engine.calls.clear()
+    made.output_ids = array("q", [3])
+    hooks.after_retract(None, made)
+    asked = Asked(Mode.ALLOW, "acme", "s")
+    assert hooks.engine.calls == [("arrive", "r", asked, array("q", [1, 2, 3]), ("supported", not more))]
 
 
 @pytest.mark.parametrize(("all_of_them", "prefix"), [(False, "r"), (True, "")])
@@ -145,15 +182,21 @@ def test_a_hook_that_fails_is_logged_and_the_request_goes_on(caplog):
     assert "after_create failed" in caplog.text
 
 
-async def answered(hooks, mode="allow", *, stream=True, outcome="guided; blocks=1/2", rid="r"):
+async def answered(hooks, mode="allow", *, stream=True, outcome="guided; blocks=1/2", rid="r", conflict=False):
     """What comes of an answer whose request had this outcome, and the scope in which it is sent."""
     meta_info = {"id": "r", "crossfill": [outcome]}
     hooks.after_meta_info(None, None, meta_info)
     assert "crossfill" not in meta_info
     raw = SimpleNamespace(scope={})
-    adapted = SimpleNamespace(rid=rid, stream=stream, sampling_params={"custom_params": said(mode)})
+    params = {"custom_params": said(mode)}
+    # Of several prompts or choices SGLang makes lists, in place.
+    adapted = SimpleNamespace(rid=rid, stream=stream, sampling_params=params)
 
     async def answer(*_):
+        if isinstance(rid, list):
+            adapted.sampling_params = [params] * len(rid)
+        if conflict:
+            raise HTTPException(409, "refused")
         return "answer"
 
     serving = SimpleNamespace(create_error_response=lambda *error: error)
@@ -187,14 +230,20 @@ async def test_what_the_scheduler_said_is_a_header_once(rid):
 
 async def test_a_stream_that_required_reuse_and_was_refused_is_a_conflict():
     hooks = AnswerHooks()
-    refused = {"outcome": "none; reason=cached"}
+    refused = {"outcome": "none; reason=too_short; refused=yes"}
     message, kind, status = (await answered(hooks, "require", **refused))[0]
     assert (kind, int(status)) == ("ReuseRefused", 409)
-    assert message.endswith("cached")
-    # SGLang itself answers so where it does not stream; and who allows reuse is not refused.
-    assert (await answered(hooks, "require", stream=False, **refused))[0] == "answer"
+    assert message.endswith(": too_short")
+    # Who allows reuse is not refused, nor who found the prompt in the worker's own cache.
     assert (await answered(hooks, "allow", **refused))[0] == "answer"
     assert (await answered(hooks, "require"))[0] == "answer"
+    assert (await answered(hooks, "require", outcome="none; reason=cached"))[0] == "answer"
+
+
+async def test_an_answer_in_one_piece_that_is_refused_is_the_same_conflict():
+    told, scope = await answered(AnswerHooks(), "require", stream=False, conflict=True)
+    assert (told[0], told[1], int(told[2])) == ("refused", "ReuseRefused", 409)
+    assert await header_of(scope) is not None
 
 
 def test_outcomes_that_nobody_asks_for_are_forgotten(monkeypatch):

@@ -14,6 +14,8 @@ SUITED = {
     "enable_mixed_chunk": False,
     "disable_overlap_schedule": True,
     "disaggregation_mode": "null",
+    "enable_hierarchical_cache": False,
+    "enable_lmcache": False,
 }
 
 
@@ -27,6 +29,8 @@ SUITED = {
         ({"enable_mixed_chunk": True}, "mixed chunks"),
         ({"disable_overlap_schedule": False}, "overlap schedule"),
         ({"disaggregation_mode": "prefill"}, "disaggregation"),
+        ({"enable_hierarchical_cache": True}, "hierarchical cache"),
+        ({"enable_lmcache": True}, "LMCache"),
     ],
 )
 def test_an_option_that_changes_what_is_computed_is_named(change, option):

@@ -83,7 +83,7 @@ def time_attention(
         clock = _Clock(guides, chunk, time.perf_counter() - started_s, guided_first=number % 2 == 1)
         pair.receiver.hidden(ids, clock)
         clocks.append(clock)
-        densities.append(statistics.fmean(one.density for one in guides.values()))
+        densities.append(statistics.fmean(one.density(one.places) for one in guides.values()))
     progress(stage, rounds + 1, rounds + 1)
     kept = clocks[1:]
     return AttentionTimes(

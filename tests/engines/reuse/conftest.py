@@ -113,6 +113,7 @@ class Worker:
 
     def compute(self, request_id: str, start: int, stop: int, total: int) -> torch.Tensor:
         """One chunk through all layers; outputs [layers, rows, H, d]."""
+        self.engine.begin_batch()
         self.engine.admit(request_id, start, total)
         where = self.slots[start:stop].long()
         chunk = self.engine.chunk(request_id, newest_rows(stop - start, stop), self.slots[:stop])

@@ -104,7 +104,7 @@ def test_only_what_the_own_cache_lacks_is_guided(left, receive):
     worker = receive()
     worker.arrive("r", TOKENS)
     worker.prefill("r", TOKENS, prefix=100)
-    assert worker.engine.provenance.hops_of(int(worker.slots[TOTAL - 1])) == 1
+    assert worker.engine.provenance.hops_of(worker.slots[:TOTAL].long()) == 1
     assert worker.counted("row_blocks_total", outcome="guided") == 4
 
 
@@ -186,6 +186,8 @@ def test_layers_that_come_late_are_dense_until_they_have_come(left, receive, bac
 
     backend.backend.read = third_hangs
     worker.arrive("r", TOKENS)
+    while len(reads) < 3:
+        time.sleep(0.001)
     # The first two row blocks keep all that they have: the first block and the diagonal.
     first = worker.compute("r", 0, 256, TOTAL)
     backend.go_on()
@@ -333,3 +335,45 @@ def test_a_record_that_was_altered_makes_its_layer_dense_and_is_taken_away(left,
     assert not torch.allclose(out[GUIDED[1]], reference[GUIDED[1]], atol=1e-2)
     assert worker.counted("missed_layers_total", reason="gone") == 1
     assert store.stats().quarantined == 1
+
+
+def test_requests_of_one_batch_wait_together_as_long_as_one(left, receive, backend):
+    worker = receive(wait_s=0.2)
+    backend.hang("lookup")
+    for number in range(8):
+        worker.arrive(str(number), TOKENS)
+    worker.engine.begin_batch()
+    for number in range(8):
+        assert worker.engine.admit(str(number), 0, TOTAL) is Refusal.STORE_SLOW
+    backend.go_on()
+    assert worker.counted("waited_seconds_total") < 8 * 0.2 / 2
+
+
+def test_a_request_whose_prompt_sglang_replaced_is_forgotten(left, receive):
+    worker = receive()
+    worker.arrive("r", TOKENS)
+    assert worker.engine.admit("r", 0, 1) is Refusal.UNSUPPORTED
+    assert not worker.engine._known
+
+
+def test_density_is_that_of_the_row_blocks_that_are_planned(left, receive):
+    worker = receive(top_p=0.6)
+    for request, prefix in (("all", 0), ("rest", 256)):
+        worker.arrive(request, TOKENS)
+        worker.wait()
+        worker.engine.admit(request, prefix, TOTAL)
+    told = [float(worker.engine.outcome(request).split("density=")[1].split(";")[0]) for request in ("all", "rest")]
+    # Early row blocks have little to leave out.
+    assert told[1] < told[0]
+
+
+def test_masses_that_cannot_be_computed_are_not_left(sender, store, monkeypatch):
+    def fail(*_, **__):
+        raise NativeLibraryError("broken")
+
+    sender.arrive("before", TOKENS, Asked(Mode.OFF, "other"))
+    dense_rows = sender.prefill("before", TOKENS)
+    monkeypatch.setattr(engine_module, "block_mass", fail)
+    sender.arrive("r", TOKENS)
+    torch.testing.assert_close(sender.prefill("r", TOKENS), dense_rows, atol=1e-5, rtol=1e-5)
+    assert not store.match(namespace(), TOKENS).names

@@ -39,6 +39,8 @@ def test_settings_that_do_not_fit_their_model_are_refused():
         ReuseSettings(model=SMALL, pairs=(make_pair(layers=(0, 1, 2, 3, 4)),))
     with pytest.raises(ValidationError, match="publish names a layer that large lacks"):
         ReuseSettings(model=LARGE, publish=(8,))
+    with pytest.raises(ValidationError, match="takes from large by two pairs"):
+        ReuseSettings(model=SMALL, pairs=(make_pair(), make_pair(top_p=0.5)))
     other = LARGE.model_copy(update={"heads": 9})
     with pytest.raises(ValidationError, match="identity weights need as many heads"):
         ReuseSettings(model=SMALL, pairs=(make_pair(sender=other, weights=Weights.IDENTITY),))
