@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 _log = logging.getLogger("crossfill.store")
 
 _LOG_EVERY_S = 60.0
+# A job and a queue of its own weigh about this much beside tokens and records.
+_JOB_BYTES = 2048
+# Of a token in a list or tuple: the reference. The numbers are as a rule the request's, which keeps them anyway.
+_TOKEN_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -39,9 +43,9 @@ class _Job:
 class Publisher:
     """Takes pages from whoever computed them and hands them to the store on a thread of its own.
 
-    At most `max_bytes` of records wait or are being written; jobs of one namespace that wait together, and were
-    computed between the same flushes, are written together, up to `batch_bytes`. Safe to use from several threads.
-    Nothing but `close` and `drain` waits.
+    At most `max_bytes` of records and tokens (`job_bytes` for each offer) wait or are being written; jobs of one
+    namespace that wait together, and were computed between the same flushes, are written together, up to `batch_bytes`.
+    Namespaces take turns. Safe to use from several threads. Nothing but `close` and `drain` waits.
     """
 
     def __init__(
@@ -56,10 +60,12 @@ class Publisher:
         self._max_bytes = max_bytes
         self._batch_bytes = batch_bytes
         self._changed = threading.Condition()
-        self._queue: deque[_Job] = deque()
+        # In the order of their turns; none is empty.
+        self._queues: dict[tuple[Namespace, int | None], deque[_Job]] = {}
         self._held_bytes = 0
         self._closed = False
         self._failures = SeldomLog(_log, _LOG_EVERY_S, clock)
+        self._defects = SeldomLog(_log, _LOG_EVERY_S, clock)
         self._thread = threading.Thread(target=self._work, name="crossfill-publish", daemon=True)
         self._thread.start()
 
@@ -75,12 +81,12 @@ class Publisher:
 
         Tokens and records must not change afterwards. `flushes` as for `Store.publish`.
         """
-        size_bytes = sum(HEADER_BYTES + len(record.payload) for page in records.values() for record in page)
+        size_bytes = job_bytes(tokens, records)
         job = _Job(namespace, tokens, records, flushes, size_bytes)
         with self._changed:
             reason = self._refusal(size_bytes)
             if reason is None:
-                self._queue.append(job)
+                self._queues.setdefault((namespace, flushes), deque()).append(job)
                 self._held_bytes += size_bytes
                 self._changed.notify_all()
         if reason is not None:
@@ -90,7 +96,7 @@ class Publisher:
     def drain(self, timeout_s: float) -> bool:
         """Wait until everything that was offered is written or dropped; whether that came in time."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._held_bytes and not self._queue, timeout_s)
+            return self._changed.wait_for(lambda: not self._held_bytes, timeout_s)
 
     def close(self, timeout_s: float) -> bool:
         """Take nothing more, and write what waits; what is left after `timeout_s` seconds is dropped.
@@ -102,8 +108,8 @@ class Publisher:
             self._changed.notify_all()
         in_time = self.drain(timeout_s)
         with self._changed:
-            left = list(self._queue)
-            self._queue.clear()
+            left = [job for queue in self._queues.values() for job in queue]
+            self._queues.clear()
             self._held_bytes -= sum(job.size_bytes for job in left)
         self._drop(Drop.CLOSED, left)
         return in_time
@@ -125,37 +131,58 @@ class Publisher:
                     self._changed.notify_all()
 
     def _next_batch(self) -> list[_Job]:
-        """Jobs of the namespace that waits longest, in order; empty when there will be no more."""
+        """Jobs of the namespace whose turn it is, in order; empty when there will be no more."""
         with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._closed)
-            batch: list[_Job] = []
-            rest: deque[_Job] = deque()
-            size_bytes = 0
-            for job in self._queue:
-                fits = not batch or (
-                    (job.namespace, job.flushes) == (batch[0].namespace, batch[0].flushes)
-                    and size_bytes + job.size_bytes <= self._batch_bytes
-                )
-                (batch if fits else rest).append(job)
-                size_bytes += job.size_bytes if fits else 0
-            self._queue = rest
+            self._changed.wait_for(lambda: self._queues or self._closed)
+            if not self._queues:
+                return []
+            of = next(iter(self._queues))
+            queue = self._queues.pop(of)
+            batch = [queue.popleft()]
+            size_bytes = batch[0].size_bytes
+            while queue and size_bytes + queue[0].size_bytes <= self._batch_bytes:
+                size_bytes += queue[0].size_bytes
+                batch.append(queue.popleft())
+            if queue:
+                # Behind the others.
+                self._queues[of] = queue
             return batch
 
     def _write(self, batch: list[_Job]) -> None:
-        namespace = batch[0].namespace
+        sound, pages = [], []
+        for job in batch:
+            try:
+                pages += self._store.page_writes(job.namespace, job.tokens, job.records)
+            except BaseException as error:  # noqa: BLE001 - the thread publishes for all requests
+                self._fail([job], error)
+            else:
+                sound.append(job)
+        if not sound:
+            return
         try:
-            pages = [page for job in batch for page in self._store.page_writes(job.namespace, job.tokens, job.records)]
-            self._store.write(namespace, _merged(pages), flushes=batch[0].flushes)
+            self._store.write(sound[0].namespace, _merged(pages), flushes=sound[0].flushes)
         except StoreError as error:
-            self._drop(Drop.UNAVAILABLE, batch)
-            self._failures.warn(f"the store did not take {len(batch)} prefixes: {error}")
-        except Exception:  # noqa: BLE001 - the thread publishes for all requests
-            self._drop(Drop.FAILED, batch)
-            _log.exception("publishing failed")
+            self._drop(Drop.UNAVAILABLE, sound)
+            self._failures.warn(f"the store did not take {len(sound)} prefixes: {error}")
+        except BaseException as error:  # noqa: BLE001 - as above
+            self._fail(sound, error)
+
+    def _fail(self, jobs: Sequence[_Job], error: BaseException) -> None:
+        self._drop(Drop.FAILED, jobs)
+        self._defects.warn(f"publishing {len(jobs)} prefixes failed: {error!r}")
 
     def _drop(self, reason: Drop, jobs: Sequence[_Job]) -> None:
         if jobs:
             self._store.metrics.count_dropped(reason, sum(len(job.records) for job in jobs))
+
+
+def job_bytes(tokens: Sequence[int], records: Mapping[int, Sequence[Record]]) -> int:
+    """What an offer counts towards a publisher's bound: its records, its tokens, and a constant.
+
+    A token counts 8 bytes, or as many as it has in an array.
+    """
+    record_bytes = sum(HEADER_BYTES + len(record.payload) for page in records.values() for record in page)
+    return _JOB_BYTES + len(tokens) * int(getattr(tokens, "itemsize", _TOKEN_BYTES)) + record_bytes
 
 
 def _merged(pages: Iterable[PageWrite]) -> list[PageWrite]:
