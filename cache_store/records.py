@@ -130,14 +130,16 @@ def decode_any(data: bytes) -> Record:
         raise RecordRefusedError(RecordFault.VERSION, f"version {version}, this is version {VERSION}")
     if len(payload) < length:
         raise RecordRefusedError(RecordFault.TRUNCATED, f"{len(payload)} of {length} bytes")
-    if magic != _MAGIC or checksum != _checksum(header, payload):
+    if magic != _MAGIC or len(payload) > length or checksum != _checksum(header, payload):
         raise RecordRefusedError(RecordFault.CHECKSUM, "altered since it was written")
+    # The checksum is no signature: whoever made it may have known another format, or none.
+    if rank > MAX_RANK:
+        raise RecordRefusedError(RecordFault.VERSION, f"{rank} dimensions, this version has at most {MAX_RANK}")
     try:
-        made = Kind(kind), Provenance(provenance)
+        made, name = (Kind(kind), Provenance(provenance)), dtype.rstrip(b"\0").decode("ascii")
     except ValueError as error:
         raise RecordRefusedError(RecordFault.VERSION, str(error)) from None
-    shape, name = tuple(dimensions[:rank]), dtype.rstrip(b"\0").decode("ascii")
-    return Record(made[0], layer, shape, name, digest, payload, made[1], hops)
+    return Record(made[0], layer, tuple(dimensions[:rank]), name, digest, payload, made[1], hops)
 
 
 def _checksum(header: bytes, payload: bytes) -> bytes:

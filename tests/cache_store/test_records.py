@@ -93,6 +93,36 @@ def test_a_kind_or_provenance_that_this_version_does_not_know_is_refused_as_its_
     assert refused(encode(replace(KV, **{field: 200}))) is RecordFault.VERSION
 
 
+def sealed(**header: object) -> bytes:
+    """A record whose checksum is right and whose header says this."""
+    fields = {"rank": 3, "dtype": b"bf16", "length": 7} | header
+    dimensions = (2, 64, 3, 0)
+    packed = records._HEADER.pack(
+        records._MAGIC, 1, Kind.KV, 0, 0, 3, fields["rank"], *dimensions, fields["dtype"], DIGEST, fields["length"]
+    )
+    return packed + records._checksum(packed, b"payload") + b"payload"
+
+
+@pytest.mark.parametrize(
+    ("header", "fault"),
+    [
+        ({"rank": 5}, RecordFault.VERSION),
+        ({"rank": 65535}, RecordFault.VERSION),
+        ({"dtype": b"\xff" * 8}, RecordFault.VERSION),
+        ({"length": 0}, RecordFault.CHECKSUM),
+        ({"length": 6}, RecordFault.CHECKSUM),
+        ({"length": 8}, RecordFault.TRUNCATED),
+    ],
+    ids=str,
+)
+def test_a_header_that_no_record_has_is_refused_though_its_checksum_is_right(
+    header: dict[str, object], fault: RecordFault
+) -> None:
+    assert refused(sealed(**header)) is fault
+    # The control: the same way of sealing makes a record.
+    assert decode_any(sealed()).shape == (2, 64, 3)
+
+
 @pytest.mark.parametrize(
     ("other", "fault"),
     [
