@@ -148,6 +148,7 @@ class Fetcher:
         self._clock = clock
         self._threads = Threads("crossfill-fetch", threads, in_flight)
         self._failures = SeldomLog(_log, _LOG_EVERY_S, clock)
+        self._defects = SeldomLog(_log, _LOG_EVERY_S, clock)
 
     @overload
     def start(
@@ -223,8 +224,8 @@ class Fetcher:
         except StoreError as error:
             self._failures.warn(f"{fetch.request_id}: the store did not answer: {error}")
             fetch._finish(FetchEnd.UNAVAILABLE)
-        except Exception:  # noqa: BLE001 - the thread serves other requests, and this one must not wait for its deadline
-            _log.exception("%s: a fetch failed", fetch.request_id)
+        except BaseException as error:  # noqa: BLE001 - this request must not wait for its deadline, nor others for a thread
+            self._defects.warn(f"{fetch.request_id}: a fetch failed: {error!r}")
             fetch._finish(FetchEnd.FAILED)
 
     def _read(self, namespace: Namespace, coverage: Coverage, names: Sequence[str]) -> LayerRecords:

@@ -179,11 +179,15 @@ def test_a_backend_that_is_away_ends_the_fetch_with_that_reason(backend, fetcher
     assert caplog.messages == ["request-0: the store did not answer: connection refused"]
 
 
-def test_a_defect_ends_its_fetch_and_no_other(backend, fetcher, namespace, caplog):
-    backend.error = RuntimeError("a defect")
-    for _ in range(3):
-        assert ended(fetcher.start("r", namespace, TOKENS, NAMES, LONG_S)) is FetchEnd.FAILED
-    assert "a defect" in caplog.text
+@pytest.mark.parametrize("error", [RuntimeError("a defect"), SystemExit("a defect"), KeyboardInterrupt("a defect")])
+def test_a_defect_ends_its_fetch_and_no_other_and_is_logged_once_a_minute(backend, fetcher, namespace, caplog, error):
+    backend.error = error
+    for number in range(3):
+        started_s = time.monotonic()
+        assert ended(fetcher.start(f"r{number}", namespace, TOKENS, NAMES, LONG_S)) is FetchEnd.FAILED
+        assert time.monotonic() - started_s < LONG_S / 2
+    assert caplog.messages == [f"r0: a fetch failed: {error!r}"]
+    assert "Traceback" not in caplog.text
     backend.error = None
     assert ended(fetcher.start("r", namespace, TOKENS, NAMES, LONG_S)) is FetchEnd.DONE
 
