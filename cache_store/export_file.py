@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 import struct
 import tempfile
 from contextlib import contextmanager
@@ -32,8 +33,8 @@ _PAGE = struct.Struct(f"<{KEY_BYTES}s{KEY_BYTES}s{DIGEST_BYTES}sH")
 _RECORD = struct.Struct("<HI")
 _COUNT = struct.Struct("<Q")
 _CHECKSUM_BYTES = 16
-# Far above any page; what claims to be larger is no frame.
-_MOST_FRAME_BYTES = 2**30
+# Far above any page. What claims to be larger is no frame, and a small compressed file cannot become a large one.
+_MOST_FRAME_BYTES = 2**28
 
 
 class _Frame(IntEnum):
@@ -46,14 +47,17 @@ def write_export(path: Path, pages: Iterable[tuple[ScopeInfo, PageWrite]]) -> in
     """Write pages in their order into `path`, which is there when all of it is; how many.
 
     Raises:
-        ExportFileError: the file cannot be written.
+        ExportFileError: the file cannot be written, what is there is no regular file, or `read_export` would refuse it.
     """
     handle, name = -1, ""
     try:
+        # A file takes the place of what is there, so a link, a pipe or a device would be lost.
+        if os.path.lexists(path) and not stat.S_ISREG(path.lstat().st_mode):
+            raise ExportFileError(f"{path}: is there and is no regular file; name another")
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "wb") as raw:
             with _compressing(path, raw) as file:
-                count = _write_frames(file, pages)
+                count = _write_frames(path, file, pages)
             raw.flush()
             os.fsync(raw.fileno())
         Path(name).replace(path)
@@ -78,18 +82,24 @@ def read_export(path: Path) -> Iterator[tuple[ScopeInfo, PageWrite]]:
         raise ExportFileError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
-def _write_frames(file: BinaryIO, pages: Iterable[tuple[ScopeInfo, PageWrite]]) -> int:
+def _write_frames(path: Path, file: BinaryIO, pages: Iterable[tuple[ScopeInfo, PageWrite]]) -> int:
     file.write(MAGIC)
     checksum, scope, count = b"", None, 0
 
     def write(kind: _Frame, data: bytes) -> None:
         nonlocal checksum
+        if len(data) > _MOST_FRAME_BYTES:
+            raise ExportFileError(f"{path}: {len(data)} bytes of one page are more than an export can hold")
         checksum = _checksum(checksum, kind, data)
         file.write(_FRAME.pack(kind, len(data)) + data + checksum)
 
     for info, page in pages:
         if info != scope:
             scope = info
+            try:
+                _check_scope(info)
+            except ValueError as error:
+                raise ExportFileError(f"{path}: cannot hold the namespace {info.scope.hex()}: {error}") from None
             write(_Frame.SCOPE, _pack_scope(info))
         write(_Frame.PAGE, _pack_page(page))
         count += 1
@@ -153,7 +163,18 @@ def _pack_scope(info: ScopeInfo) -> bytes:
 
 def _unpack_scope(data: bytes) -> ScopeInfo:
     fields = json.loads(data)
-    return ScopeInfo(bytes.fromhex(fields["scope"]), fields["tenant"], fields["model"], fields["revision"])
+    info = ScopeInfo(bytes.fromhex(fields["scope"]), fields["tenant"], fields["model"], fields["revision"])
+    _check_scope(info)
+    return info
+
+
+def _check_scope(info: ScopeInfo) -> None:
+    """Raise ValueError for a namespace that no store should be given."""
+    if len(info.scope) != KEY_BYTES:
+        raise ValueError(f"want a scope of {KEY_BYTES} bytes, got {len(info.scope)}")
+    for text in (info.tenant, info.model, info.revision):
+        if not isinstance(text, str) or not text.isprintable():
+            raise ValueError(f"tenant, model and revision must be printable text, {text!r} is not")
 
 
 def _pack_page(page: PageWrite) -> bytes:
@@ -165,6 +186,8 @@ def _pack_page(page: PageWrite) -> bytes:
 
 def _unpack_page(data: bytes) -> PageWrite:
     key, parent, digest, count = _PAGE.unpack_from(data)
+    if parent == key:
+        raise ValueError("the page is its own parent, so it could never be evicted")
     records, at = {}, _PAGE.size
     for _ in range(count):
         name_bytes, size = _RECORD.unpack_from(data, at)

@@ -1,5 +1,8 @@
 """The `crossfill` program. Commands import what they need when they run, so that help and completion answer at once."""
 
+import errno
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -37,6 +40,13 @@ def main() -> None:
         app()
     except (CrossfillError, EngineError, ScriptError, ConfigError, StoreError) as error:
         typer.echo(f"crossfill: {error}", err=True)
+        raise SystemExit(1) from None
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        typer.echo(f"crossfill: {error.filename or 'output'}: {error.strerror}", err=True)
+        # What is left in the buffer would fail once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(1) from None
 
 

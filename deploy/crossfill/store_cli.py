@@ -17,6 +17,8 @@ app = typer.Typer(help="The store of attention state.", no_args_is_help=True)
 
 # Above any that a request would wait: these commands may work through all of a store.
 _DEADLINE_S = 60.0
+# More than any store holds, and a number that every backend computes with exactly.
+_NO_BUDGET_BYTES = 2**50
 
 Url = Annotated[
     str | None,
@@ -160,20 +162,32 @@ def export_pages(
 @app.command("import")
 def import_pages(
     file: Annotated[Path, typer.Argument(dir_okay=False, help="Written by export.")],
-    budget: Annotated[str, typer.Option(help="Most that the store may hold then.")] = "4GiB",
+    budget: Annotated[
+        str | None, typer.Option(help="Most that the store may hold then; by default nothing is evicted.")
+    ] = None,
     tenant_budget: Annotated[str | None, typer.Option(help="Most that one tenant may hold; all by default.")] = None,
+    tenant: Tenant = None,
+    model: Model = None,
+    revision: Revision = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read pages from a file into a store, after all of the file was found right; status 1 if one was refused."""
+    """Read pages from a file into a store, after all of the file was found right; status 1 if one was refused.
+
+    Import only what you trust: a file can claim to be any tenant's, and what it holds is served to that tenant.
+    """
     from cache_store.backends.protocol import Limits
     from crossfill.store_report import show_import
-    from crossfill.store_work import import_all
+    from crossfill.store_work import check_import, import_all
 
-    budget_bytes = _size_bytes(budget)
+    budget_bytes = _size_bytes(budget) if budget else _NO_BUDGET_BYTES
     limits = Limits(budget_bytes, _size_bytes(tenant_budget) if tenant_budget else budget_bytes)
-    with _opened(url, make=True) as backend, bars() as progress:
-        result = import_all(backend, file, limits, progress=progress)
+    wanted = {"tenant": tenant, "model": model, "revision": revision}
+    with bars() as progress:
+        # Before a store is made for it.
+        checked = check_import(file, wanted, progress=progress)
+        with _opened(url, make=True) as backend:
+            result = import_all(backend, checked, limits, progress=progress)
     show_import(file, result, as_json=as_json)
     raise typer.Exit(1 if result.refused else 0)
 

@@ -139,15 +139,18 @@ def show_export(file: Path, result: Exported, *, as_json: bool) -> None:
 def show_import(file: Path, result: Imported, *, as_json: bool) -> None:
     """What the store took of a file."""
     refused = {reason.value: count for reason, count in result.refused.items()}
+    left_out = {fault.value: count for fault, count in result.left_out.items()}
     if as_json:
         fields = {"pages": result.pages, "size_bytes": result.size_bytes, "evicted_pages": result.evicted_pages}
-        show_json({**fields, "refused": refused})
+        show_json({**fields, "refused": refused, "left_out": left_out})
         return
     typer.echo(f"{result.pages} pages of {file} ({size(result.size_bytes)}) are in the store")
     if result.evicted_pages:
         typer.echo(f"{result.evicted_pages} pages had to go for them", err=True)
     if refused:
         typer.echo(f"pages refused: {_counts(refused)}", err=True)
+    if left_out:
+        typer.echo(f"records left out, as they are not what they should be: {_counts(left_out)}", err=True)
 
 
 def _table(*columns: str, right: Sequence[str] = ()) -> Table:

@@ -56,13 +56,23 @@ class Exported:
 
 
 @dataclass(frozen=True)
+class Checked:
+    """A file to import of which every frame was found right, and what of it is wanted (tenant, model)."""
+
+    file: Path
+    wanted: Mapping[str, str | None]
+    pages: int
+
+
+@dataclass(frozen=True)
 class Imported:
-    """Pages that the store took, those that it refused, and what had to go for them."""
+    """Pages that the store took, those that it refused, what had to go for them, and records that were left out."""
 
     pages: int
     size_bytes: int
     refused: Mapping[Refusal, int]
     evicted_pages: int
+    left_out: Mapping[RecordFault, int]
 
 
 def verify_all(backend: Backend, *, repair: bool, progress: Progress) -> Verified:
@@ -97,32 +107,56 @@ def export_all(backend: Backend, file: Path, wanted: Mapping[str, str | None], *
 
     def sound() -> Iterator[Page]:
         for info, page in _told("export", backend.scan(), _pages_in(backend), progress):
-            if all(value in {None, getattr(info, name)} for name, value in wanted.items()):
-                faults = faults_of(page)
-                left_out.update(error.fault for error in faults.values())
-                records = {name: data for name, data in page.records.items() if name not in faults}
-                yield info, PageWrite(page.key, page.parent, page.tokens_digest, records)
+            if _fits(info, wanted):
+                yield info, _intact(page, left_out)
 
     return Exported(write_export(file, sound()), left_out)
 
 
-def import_all(backend: Backend, file: Path, limits: Limits, *, progress: Progress) -> Imported:
-    """Publish all pages of `file`, after a first pass has found all of it right.
+def check_import(file: Path, wanted: Mapping[str, str | None], *, progress: Progress) -> Checked:
+    """Read all of `file` and no store.
 
     Raises:
-        ExportFileError: the file is not what an export wrote; nothing was published.
+        ExportFileError: the file is not what an export wrote.
+    """
+    return Checked(file, wanted, sum(1 for _ in _told("check", read_export(file), None, progress)))
+
+
+def import_all(backend: Backend, checked: Checked, limits: Limits, *, progress: Progress) -> Imported:
+    """Publish the wanted pages of a file. Records that are not what they should be are left out, as by an export.
+
+    Raises:
+        ExportFileError: the file was changed since it was checked; pages before that are in the store.
         StoreUnavailableError: the store stopped answering; pages before that are in it.
     """
-    count = sum(1 for _ in _told("check", read_export(file), None, progress))
+    left_out: Counter[RecordFault] = Counter()
+
+    def sound() -> Iterator[Page]:
+        for info, page in _told("import", read_export(checked.file), checked.pages, progress):
+            if _fits(info, checked.wanted):
+                yield info, _intact(page, left_out)
+
     pages = size_bytes = evicted = 0
     refused: Counter[Refusal] = Counter()
-    for info, batch in _batches(_told("import", read_export(file), count, progress)):
+    for info, batch in _batches(sound()):
         published = backend.publish(info, batch, limits)
         pages += published.pages
         size_bytes += published.size_bytes
         evicted += published.evicted_pages
         refused.update(published.refused)
-    return Imported(pages, size_bytes, refused, evicted)
+    return Imported(pages, size_bytes, refused, evicted, left_out)
+
+
+def _fits(info: ScopeInfo, wanted: Mapping[str, str | None]) -> bool:
+    return all(value in {None, getattr(info, name)} for name, value in wanted.items())
+
+
+def _intact(page: PageWrite, left_out: Counter[RecordFault]) -> PageWrite:
+    """The page without the records that are refused, which are counted."""
+    faults = faults_of(page)
+    left_out.update(error.fault for error in faults.values())
+    records = {name: data for name, data in page.records.items() if name not in faults}
+    return PageWrite(page.key, page.parent, page.tokens_digest, records)
 
 
 def _batches(pages: Iterator[Page]) -> Iterator[tuple[ScopeInfo, list[PageWrite]]]:

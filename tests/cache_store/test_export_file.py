@@ -1,9 +1,12 @@
+import json
+import os
 import sys
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cache_store import export_file
 from cache_store.backends.protocol import PageWrite, ScopeInfo
 from cache_store.errors import ExportFileError
 from cache_store.export_file import MAGIC, read_export, write_export
@@ -12,7 +15,7 @@ from cache_store.export_file import MAGIC, read_export, write_export
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 ONE = ScopeInfo(b"1" * 16, "acme", "small", "r1")
-TWO = ScopeInfo(b"2" * 16, "ünder \n", "small", "")
+TWO = ScopeInfo(b"2" * 16, "ünder é", "small", "")
 
 
 def page(number, **records):
@@ -132,3 +135,87 @@ def test_without_zstandard_it_says_so(tmp_path, monkeypatch):
         list(read_export(tmp_path / "pages.zst"))
     write_export(tmp_path / "plain", PAGES)
     assert list(read_export(tmp_path / "plain")) == PAGES
+
+
+def forged(file, scope, *pages):
+    """A file with right checksums, as whoever has the source can make one."""
+    content, checksum = MAGIC, b""
+    scope_data = json.dumps({"scope": "31" * 16, "tenant": "acme", "model": "small", "revision": "r1"} | scope).encode()
+    frames = [(1, scope_data), *((2, export_file._pack_page(page)) for page in pages)]
+    for kind, data in [*frames, (3, len(pages).to_bytes(8, "little"))]:
+        checksum = export_file._checksum(checksum, kind, data)
+        content += bytes([kind]) + len(data).to_bytes(4, "little") + data + checksum
+    file.write_bytes(content)
+    return file
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        {"tenant": 5},
+        {"model": ["small"]},
+        {"revision": None},
+        {"tenant": "\ud800"},
+        {"tenant": "a\x1b[2J"},
+        {"scope": ""},
+        {"scope": "aabbcc"},
+        {"scope": "31" * 17},
+        {"scope": 7},
+    ],
+    ids=str,
+)
+def test_a_namespace_that_no_store_should_be_given_is_refused(tmp_path, scope):
+    with pytest.raises(ExportFileError, match="cannot be understood"):
+        list(read_export(forged(tmp_path / "forged", scope, page(1))))
+    # The control: the same way of forging gives a page.
+    assert list(read_export(forged(tmp_path / "forged", {}, page(1)))) == [(ONE, page(1))]
+
+
+def test_a_page_that_is_its_own_parent_is_refused(tmp_path):
+    with pytest.raises(ExportFileError, match="its own parent"):
+        list(read_export(forged(tmp_path / "forged", {}, PageWrite(b"p" * 16, b"p" * 16, b"d" * 32, {}))))
+
+
+def test_what_could_not_be_imported_is_not_exported(tmp_path, monkeypatch):
+    odd = ScopeInfo(b"1" * 16, "line\nbreak", "small", "r1")
+    with pytest.raises(ExportFileError, match="printable"):
+        write_export(tmp_path / "file", [(odd, page(1))])
+    monkeypatch.setattr(export_file, "_MOST_FRAME_BYTES", 1000)
+    with pytest.raises(ExportFileError, match="more than an export can hold"):
+        write_export(tmp_path / "file", [(ONE, page(1, a=b"x" * 1000))])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["pages", "pages.zst"])
+def test_a_frame_that_claims_too_much_is_refused_before_it_is_read(tmp_path, monkeypatch, name):
+    write_export(tmp_path / name, [(ONE, page(1, a=bytes(5000)))])
+    asked, read_whole = [], export_file._read_whole
+    monkeypatch.setattr(
+        export_file, "_read_whole", lambda path, file, size: asked.append(size) or read_whole(path, file, size)
+    )
+    monkeypatch.setattr(export_file, "_MOST_FRAME_BYTES", 4000)
+    with pytest.raises(ExportFileError, match="altered"):
+        list(read_export(tmp_path / name))
+    assert max(asked) < 4000
+    monkeypatch.setattr(export_file, "_MOST_FRAME_BYTES", 2**28)
+    assert len(list(read_export(tmp_path / name))) == 1
+
+
+def test_a_frame_may_have_a_quarter_of_a_gigabyte():
+    assert export_file._MOST_FRAME_BYTES == 256 * 2**20
+
+
+@pytest.mark.parametrize("kind", ["fifo", "link", "broken link"])
+def test_what_is_there_and_no_regular_file_is_not_replaced(tmp_path, kind):
+    path, target = tmp_path / "pages", tmp_path / "target"
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(target)
+    if kind == "link":
+        target.write_text("precious")
+    with pytest.raises(ExportFileError, match="no regular file"):
+        write_export(path, PAGES)
+    assert path.is_fifo() == (kind == "fifo")
+    assert path.is_symlink() == (kind != "fifo")
+    assert target.exists() == (kind == "link")

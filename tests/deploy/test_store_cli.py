@@ -1,6 +1,9 @@
 """`crossfill store` on a store in a folder: in this process, and as a shell sees it where that is what matters."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -225,7 +228,45 @@ def test_a_damaged_file_is_one_line_and_changes_nothing(store, shell, tmp_path):
     ended = shell("import", file, at=tmp_path / "other")
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1] == f"crossfill: {file}: is cut off"
-    assert pages_of(tmp_path / "other") == 0
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_file_that_is_not_there_makes_no_store(shell, tmp_path):
+    ended = shell("import", tmp_path / "nope", at=tmp_path / "other")
+    assert ended.returncode == 1
+    assert "cannot be read" in ended.stderr
+    assert not (tmp_path / "other").exists()
+
+
+def test_import_without_a_budget_evicts_nothing_whatever_the_store_holds(store, folder, tmp_path, monkeypatch):
+    store("export", tmp_path / "one", "--tenant", "bolt")
+    given = []
+    publish = LmdbBackend.publish
+    monkeypatch.setattr(LmdbBackend, "publish", lambda self, *of: given.append(of[2]) or publish(self, *of))
+    at(folder, lambda s, _: s.flush(tenant="bolt"))
+    assert store("import", tmp_path / "one").exit_code == 0
+    # Nothing here holds more than 4 GiB, so what is seen is the bound that the backend is given.
+    assert min(given[-1].budget_bytes, given[-1].tenant_bytes) >= 2**40
+    assert pages_of(folder) == 8
+    # The control: a budget that is given is kept.
+    assert store("import", tmp_path / "one", "--budget", "1MiB").exit_code == 0
+    assert given[-1] == Limits(2**20, 2**20)
+
+
+def test_import_takes_one_tenant_if_asked(store, tmp_path):
+    store("export", tmp_path / "pages")
+    told = json.loads(store("import", tmp_path / "pages", "--tenant", "acme", "--json", at=tmp_path / "other").stdout)
+    assert (told["pages"], told["left_out"]) == (4, {})
+    assert found(tmp_path / "other", TWO).names == frozenset()
+
+
+def test_a_full_standard_output_is_one_line(folder):
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "crossfill", "store", "verify", "--url", f"lmdb://{folder}"]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == "crossfill: output: No space left on device"
+    assert "Traceback" not in ended.stderr
 
 
 def test_a_store_that_is_not_there_is_not_made(shell, crossfill, tmp_path):

@@ -8,12 +8,13 @@ from prometheus_client import CollectorRegistry
 from cache_store.backends.memory import MemoryBackend
 from cache_store.backends.protocol import Limits, PageWrite, Refusal
 from cache_store.errors import ExportFileError, RecordFault
+from cache_store.export_file import write_export
 from cache_store.keys import PAGE, page_keys
 from cache_store.metrics import StoreMetrics
 from cache_store.namespace import Namespace
-from cache_store.records import Kind, Record
+from cache_store.records import Kind, Record, encode
 from cache_store.store import Store, scope_info
-from crossfill.store_work import export_all, import_all, verify_all
+from crossfill.store_work import check_import, export_all, import_all, verify_all
 
 PLENTY = Limits(2**30, 2**30)
 TOKENS = list(range(6 * PAGE))
@@ -60,6 +61,11 @@ def quiet(*_):
     pass
 
 
+def bring(backend, file, limits=PLENTY, *, progress=quiet, **wanted):
+    """Import a file as the command does."""
+    return import_all(backend, check_import(file, wanted, progress=progress), limits, progress=progress)
+
+
 def test_verify_reads_all_and_finds_what_is_wrong():
     backend, told = MemoryBackend(), Told()
     store = filled(backend, namespace(), namespace("other"))
@@ -92,7 +98,7 @@ def test_what_is_exported_from_one_store_is_served_by_another(tmp_path, name):
     store = filled(backend, namespace(), namespace("other"))
     assert export_all(backend, tmp_path / name, {}, progress=quiet).pages == 12
     told = Told()
-    result = import_all(other, tmp_path / name, PLENTY, progress=told)
+    result = bring(other, tmp_path / name, progress=told)
     assert (result.pages, dict(result.refused), result.evicted_pages) == (12, {}, 0)
     assert told.steps[-1] == ("import", 12, 12)
     second = filled(other)
@@ -112,7 +118,7 @@ def test_an_export_has_what_was_asked_for_without_what_is_wrong(tmp_path):
     damage(backend, namespace("other"), 0, "mass/1")
     result = export_all(backend, tmp_path / "pages", {"tenant": "acme", "model": "small"}, progress=quiet)
     assert (result.pages, dict(result.left_out)) == (6, {RecordFault.CHECKSUM: 1})
-    import_all(other, tmp_path / "pages", PLENTY, progress=quiet)
+    bring(other, tmp_path / "pages")
     store = filled(other)
     assert store.match(namespace(), TOKENS).pages_with("mass/1") == (1, 2, 3, 4, 5)
     assert store.match(namespace(), TOKENS).contiguous_pages("mass/0") == 6
@@ -126,10 +132,10 @@ def test_of_a_damaged_file_nothing_is_imported(tmp_path):
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(ExportFileError, match="altered"):
-        import_all(other, file, PLENTY, progress=quiet)
+        bring(other, file)
     assert verify_all(other, repair=False, progress=quiet).pages == 0
     file.write_bytes(content)
-    assert import_all(other, file, PLENTY, progress=quiet).pages == 6
+    assert bring(other, file).pages == 6
 
 
 def test_pages_that_the_store_refuses_are_told(tmp_path):
@@ -137,8 +143,40 @@ def test_pages_that_the_store_refuses_are_told(tmp_path):
     filled(backend, namespace())
     export_all(backend, file, {}, progress=quiet)
     all_bytes = backend.stats().size_bytes
-    into = partial(import_all, other, file, progress=quiet)
+    into = partial(bring, other, file)
     result = into(Limits(all_bytes // 2, all_bytes))
     assert 0 < result.pages < 6
     assert result.refused[Refusal.FULL] == 6 - result.pages
     assert into(Limits(all_bytes, all_bytes)).refused == {}
+
+
+def crafted(tmp_path, **records):
+    """A file that claims a page of a tenant, with these bytes as its records `mass/0`, …"""
+    page = page_keys(namespace().scope, TOKENS)[0]
+    named = {name.replace("_", "/"): data for name, data in records.items()}
+    write_export(
+        tmp_path / "crafted",
+        [(scope_info(namespace()), PageWrite(page.key, page.parent, page.tokens_digest, named))],
+    )
+    return tmp_path / "crafted"
+
+
+def test_records_that_are_not_intact_are_left_out_of_an_import_and_counted(tmp_path):
+    [sound, other, _] = records(namespace(), TOKENS)[0]
+    file = crafted(tmp_path, mass_0=encode(sound), mass_1=encode(other)[:-1] + b"!", mass_2=encode(sound))
+    backend = MemoryBackend()
+    result = bring(backend, file)
+    assert (result.pages, dict(result.left_out)) == (1, {RecordFault.CHECKSUM: 1, RecordFault.KIND: 1})
+    assert filled(backend).match(namespace(), TOKENS).names == {"mass/0"}
+    assert verify_all(backend, repair=False, progress=quiet).faults == []
+
+
+def test_an_import_takes_what_was_asked_for(tmp_path):
+    backend, other, file = MemoryBackend(), MemoryBackend(), tmp_path / "pages"
+    filled(backend, namespace(), namespace("other"), namespace("acme", "large"))
+    export_all(backend, file, {}, progress=quiet)
+    assert bring(other, file, tenant="acme", model="small").pages == 6
+    store = filled(other)
+    assert store.match(namespace(), TOKENS).contiguous_pages("mass/0") == 6
+    for left in (namespace("other"), namespace("acme", "large")):
+        assert store.match(left, TOKENS).names == frozenset()
