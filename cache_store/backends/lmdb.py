@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
-from cache_store.backends import lmdb_pages
+from cache_store.backends import lmdb_flush, lmdb_pages
 from cache_store.backends.lmdb_change import Change
 from cache_store.backends.lmdb_environment import Environment, plain_errors
 from cache_store.backends.lmdb_finding import Reader, look_up
@@ -141,10 +141,13 @@ class LmdbBackend:
         return self._change(lambda change: lmdb_pages.release(change, holder))
 
     def flush(self, *, tenant: str | None = None, model: str | None = None, revision: str | None = None) -> Reclaimed:
-        """See `Backend.flush`. Leases of what it makes invisible end; anchors go at once."""
+        """See `Backend.flush`. Leases of what it makes invisible end; anchors go at once.
+
+        One that has got the writers' lock is made even if it takes longer than the deadline.
+        """
         asked = {"tenant": tenant, "model": model, "revision": revision}
         wanted = {name: value for name, value in asked.items() if value is not None}
-        return self._change(lambda change: lmdb_pages.flush(change, wanted))
+        return self._change(lambda change: lmdb_flush.flush(change, wanted), lasting=True)
 
     def evict(self, size_bytes: int) -> Reclaimed:
         """See `Backend.evict`. In steps of 1,000 pages, each of which is atomic and has the deadline."""
@@ -294,10 +297,10 @@ class LmdbBackend:
             self._write_recent()
         return found
 
-    def _change(self, change: Callable[[Change], T]) -> T:
+    def _change(self, change: Callable[[Change], T], *, lasting: bool = False) -> T:
         self._require_place()
         with self._gate:
-            return self._writer.change(partial(self._make, change), self._deadline_s)
+            return self._writer.change(partial(self._make, change), self._deadline_s, lasting=lasting)
 
     def _make(self, make: Callable[[Change], T], txn: "lmdb.Transaction[memoryview]") -> T:
         self._changes += 1

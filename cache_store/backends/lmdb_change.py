@@ -52,10 +52,9 @@ class Change:
         self._metas: dict[bytes, Meta | None] = {}
         self._changed: set[bytes] = set()
         self._scopes: dict[bytes, Scope] = {}
+        self._changed_scopes: set[bytes] = set()
         self._names: dict[int, bytes] = {}
         self._tenants: dict[bytes, int] = {}
-        # By tenant, the first row of flushed pages that may be its own: a publish asks again and again.
-        self._flushed_from: dict[bytes, bytes] = {}
         self._end_leases()
 
     def finish(self) -> None:
@@ -69,14 +68,19 @@ class Change:
             meta = self._metas[page]
             if meta:
                 self.txn.put(page, meta.pack(), db=self.tables["pages"])
-        for name, scope in self._scopes.items():
-            self.txn.put(name, scope.pack(), db=self.tables["scopes"])
+        self.write_scopes()
         for tenant, size_bytes in self._tenants.items():
             if size_bytes:
                 self.txn.put(tenant, pack_number(size_bytes), db=self.tables["tenants"])
             else:
                 self.txn.delete(tenant, db=self.tables["tenants"])
         self.txn.put(b"state", self.state.pack(), db=self.tables["meta"])
+
+    def write_scopes(self) -> None:
+        """Write the namespaces that changed, and keep none: what their table holds is what they are."""
+        for name in self._changed_scopes:
+            self.txn.put(name, self._scopes[name].pack(), db=self.tables["scopes"])
+        self._scopes, self._changed_scopes = {}, set()
 
     # Namespaces and tenants
 
@@ -96,6 +100,7 @@ class Change:
             self._forget_some_scopes()
             self.state.scopes += 1
             scope = self._scopes[info.scope] = Scope(info, self.state.scopes)
+            self._changed_scopes.add(info.scope)
             self.txn.put(pack_number(scope.number), info.scope, db=self.tables["scope_names"])
         return scope
 
@@ -121,12 +126,6 @@ class Change:
         pages = self.below(pack_prefix(number, 0)[:4], "pages")
         return any(True for _ in pages) or any(True for _ in self.below(pack_number(number), "anchors"))
 
-    def all_scopes(self) -> list[Scope]:
-        """Every namespace."""
-        with self.txn.cursor(self.tables["scopes"]) as cursor:
-            names = [bytes(name) for name, _ in cursor]
-        return [scope for name in names if (scope := self.scope(name))]
-
     def is_visible(self, page: bytes) -> bool:
         """Whether the page carries the current epoch of its namespace."""
         number, epoch = unpack_prefix(page)
@@ -147,6 +146,7 @@ class Change:
         scope = self._scope_of(number)
         if scope.epoch == epoch:
             scope.size_bytes += growth
+            self._changed_scopes.add(scope.info.scope)
 
     # Pages
 
@@ -195,6 +195,7 @@ class Change:
         self.state.uses += 1
         meta = self._metas[page] = Meta(self.state.uses, 0, children, 0, parent, digest_name(scope.info.tenant))
         scope.pages += 1
+        self._changed_scopes.add(scope.info.scope)
         self._count_child(page, meta, +1)
         self.keep(page, meta)
         return meta
@@ -204,7 +205,9 @@ class Change:
         visible = self.is_visible(page)
         self.count(page, meta, -meta.size_bytes)
         if visible:
-            self._scope_of(unpack_prefix(page)[0]).pages -= 1
+            scope = self._scope_of(unpack_prefix(page)[0])
+            scope.pages -= 1
+            self._changed_scopes.add(scope.info.scope)
             # A flushed parent goes with all its epoch.
             self._count_child(page, meta, -1)
             if meta.children:
@@ -233,9 +236,9 @@ class Change:
         self.drop(page, meta)
         return True
 
-    def below(self, prefix: bytes, table: str, start: bytes = b"") -> Iterator[bytes]:
-        """Keys of a table that begin with `prefix`, from `start` on; each may be deleted before the next."""
-        key = max(prefix, start)
+    def below(self, prefix: bytes, table: str) -> Iterator[bytes]:
+        """Keys of a table that begin with `prefix`; each may be deleted before the next."""
+        key = prefix
         while True:
             with self.txn.cursor(self.tables[table]) as cursor:
                 if not cursor.set_range(key):
@@ -246,17 +249,28 @@ class Change:
             yield found
             key = found + b"\0"
 
+    def add_flushed(self, prefixes: Iterable[tuple[bytes, bytes]]) -> None:
+        """Note what is to be reclaimed: `pack_prefix`, and the digest of the tenant's name."""
+        rows = []
+        for prefix, tenant in prefixes:
+            self.state.order += 1
+            rows.append((pack_number(self.state.order), prefix, tenant))
+        with self.txn.cursor(self.tables["flushed"]) as cursor:
+            cursor.putmulti([(order, prefix + tenant) for order, prefix, tenant in rows])
+        with self.txn.cursor(self.tables["flushed_tenant"]) as cursor:
+            cursor.putmulti(sorted((tenant + order, prefix) for order, prefix, tenant in rows))
+
     def _flushed_page(self, tenant: bytes) -> bytes | None:
-        for order in self.below(b"", "flushed", self._flushed_from.get(tenant, b"")):
-            self._flushed_from[tenant] = order
-            packed = self.txn.get(order, db=self.tables["flushed"])
+        table = "flushed_tenant" if tenant else "flushed"
+        for row in self.below(tenant, table):
+            packed = self.txn.get(row, db=self.tables[table])
             assert packed is not None
-            prefix, owner = bytes(packed[:8]), bytes(packed[8:])
-            if tenant and owner != tenant:
-                continue
+            prefix, owner = bytes(packed[:8]), tenant or bytes(packed[8:])
             for page in self.below(prefix, "pages"):
                 return page
+            order = row[len(tenant) :]
             self.txn.delete(order, db=self.tables["flushed"])
+            self.txn.delete(owner + order, db=self.tables["flushed_tenant"])
             for orphan in self.below(prefix, "orphans"):
                 self.txn.delete(orphan, db=self.tables["orphans"])
         return None

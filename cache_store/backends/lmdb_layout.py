@@ -32,8 +32,9 @@ TABLES = (
     # use → page id, of pages that may be evicted; and the same by tenant
     "lru",
     "lru_tenant",
-    # order of flush → namespace's number, epoch, tenant: what is to be reclaimed
+    # order of flush → namespace's number, epoch, tenant: what is to be reclaimed; and tenant, order → number, epoch
     "flushed",
+    "flushed_tenant",
     # holder, page id → end; and end, holder, page id
     "leases",
     "lease_ends",
@@ -117,13 +118,29 @@ class Scope:
     def pack(self) -> bytes:
         """As bytes."""
         names = json.dumps([self.info.tenant, self.info.model, self.info.revision]).encode()
-        return _SCOPE.pack(self.number, self.epoch, self.pages, self.size_bytes) + names
+        return pack_counts(self.number, self.epoch, self.pages, self.size_bytes) + names
 
     @classmethod
     def unpack(cls, scope: bytes, data: bytes | memoryview) -> "Scope":
         """From bytes."""
-        info = ScopeInfo(scope, *json.loads(bytes(data[_SCOPE.size :])))
-        return cls(info, *_SCOPE.unpack_from(data))
+        counts, names = split_scope(data)
+        return cls(unpack_names(scope, names), *counts)
+
+
+def pack_counts(number: int, epoch: int, pages: int, size_bytes: int) -> bytes:
+    """What a packed `Scope` begins with; the rest are its names."""
+    return _SCOPE.pack(number, epoch, pages, size_bytes)
+
+
+def split_scope(data: bytes | memoryview) -> tuple[tuple[int, int, int, int], bytes]:
+    """What went into `pack_counts` for a packed `Scope`, and its names, packed."""
+    number, epoch, pages, size_bytes = _SCOPE.unpack_from(data)
+    return (number, epoch, pages, size_bytes), bytes(data[_SCOPE.size :])
+
+
+def unpack_names(scope: bytes, names: bytes) -> ScopeInfo:
+    """Names of `split_scope`."""
+    return ScopeInfo(scope, *json.loads(names))
 
 
 def unpack_scope_prefix(data: bytes | memoryview) -> bytes:

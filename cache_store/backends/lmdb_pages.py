@@ -1,7 +1,7 @@
 """What an LMDB store does with pages, leases and anchors, each within one transaction."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from cache_store.backends.anchors import choose_victim
 from cache_store.backends.lmdb_change import Change
@@ -147,24 +147,6 @@ def quarantine(change: Change, name: bytes, key: bytes, record: str) -> bool:
     return True
 
 
-def flush(change: Change, wanted: Mapping[str, str]) -> Reclaimed:
-    """See `Backend.flush`; `wanted` has the fields of `ScopeInfo` that must fit."""
-    pages = size_bytes = 0
-    change.state.flushes += 1
-    for scope in change.all_scopes():
-        if any(getattr(scope.info, name) != value for name, value in wanted.items()):
-            continue
-        if scope.pages:
-            change.state.order += 1
-            row = pack_prefix(scope.number, scope.epoch) + digest_name(scope.info.tenant)
-            change.txn.put(pack_number(change.state.order), row, db=change.tables["flushed"])
-        pages, size_bytes = pages + scope.pages, size_bytes + scope.size_bytes
-        scope.epoch, scope.pages, scope.size_bytes = scope.epoch + 1, 0, 0
-        for anchor in change.below(pack_number(scope.number), "anchors"):
-            _drop_anchor(change, anchor)
-    return Reclaimed(pages, size_bytes)
-
-
 def evict(change: Change, size_bytes: int, most_pages: int) -> Reclaimed:
     """Free so many bytes or take away so many pages, whichever comes first."""
     while change.gone_bytes < size_bytes and change.gone_pages < most_pages and change.drop_one():
@@ -233,7 +215,7 @@ def put_anchor(change: Change, pool: AnchorPool, identity: str, data: bytes) -> 
     evicted = []
     while len(rows) > pool.capacity or sum(sizes.values()) > pool.budget_bytes:
         victim = choose_victim(uses, identity)
-        _drop_anchor(change, rows.pop(victim))
+        drop_anchor(change, rows.pop(victim))
         del sizes[victim], uses[victim]
         evicted.append(victim)
     return AnchorPut(stored=True, evicted=tuple(evicted))
@@ -245,7 +227,7 @@ def quarantine_anchor(change: Change, pool: AnchorPool, identity: str) -> bool:
     rows = _anchors(change, pool_prefix(scope.number, pool.slot))[0] if scope else {}
     if identity not in rows:
         return False
-    _drop_anchor(change, rows[identity])
+    drop_anchor(change, rows[identity])
     change.state.quarantined += 1
     return True
 
@@ -275,6 +257,7 @@ def _anchors(change: Change, prefix: bytes) -> tuple[dict[str, bytes], dict[str,
     return rows, sizes, uses
 
 
-def _drop_anchor(change: Change, row: bytes) -> None:
+def drop_anchor(change: Change, row: bytes) -> None:
+    """Take an anchor away."""
     change.txn.delete(row, db=change.tables["anchors"])
     change.txn.delete(row, db=change.tables["anchor_data"])

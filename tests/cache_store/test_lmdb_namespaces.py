@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cache_store.backends import lmdb_change, lmdb_pages
+from cache_store.backends import lmdb_change, lmdb_flush, lmdb_layout, lmdb_pages
 from cache_store.backends.lmdb import LmdbBackend
 from cache_store.backends.protocol import AnchorPool, Limits, Refusal, ScopeInfo
 
@@ -161,7 +161,7 @@ def test_a_bound_that_is_reached_within_one_publish_takes_one(backend: LmdbBacke
     assert (outcome.pages, outcome.evicted_pages) == (2, 28)
 
 
-def test_flushed_pages_of_other_tenants_are_passed_over_once_a_change(
+def test_flushed_pages_of_other_tenants_are_not_looked_at(
     backend: LmdbBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for one in range(12):
@@ -173,8 +173,8 @@ def test_flushed_pages_of_other_tenants_are_passed_over_once_a_change(
     looked: list[str] = []
     below = lmdb_change.Change.below
 
-    def counted(self: lmdb_change.Change, prefix: bytes, table: str, start: bytes = b"") -> Iterator[bytes]:
-        for found in below(self, prefix, table, start):
+    def counted(self: lmdb_change.Change, prefix: bytes, table: str) -> Iterator[bytes]:
+        for found in below(self, prefix, table):
             looked.append(table)
             yield found
 
@@ -182,5 +182,58 @@ def test_flushed_pages_of_other_tenants_are_passed_over_once_a_change(
     quota = Limits(2**30, 20 * backend.stats().size_bytes // 32)
     outcome = put(backend, [page(f"new {one}", A.scope) for one in range(10)], quota)
     assert (outcome.pages, outcome.evicted_pages) == (10, 10)
-    # One row of each other tenant, and the own one for each page.
-    assert looked.count("flushed") == 12 + 10
+    # The own row for each page.
+    assert [looked.count("flushed"), looked.count("flushed_tenant")] == [0, 10]
+
+
+def test_rows_of_flushed_pages_go_with_the_last_of_them(backend: LmdbBackend) -> None:
+    put(backend, chain(A, "a", "b"))
+    put(backend, chain(B, "c"), scope=B)
+    backend.flush()
+    backend.put_anchor(AnchorPool(A, "slot"), "anchor", b"x")
+    assert [rows(backend, "flushed"), rows(backend, "flushed_tenant")] == [2, 2]
+    # Of one tenant by its quota, of the other by an eviction.
+    quota = Limits(2**30, backend.stats().size_bytes // 3)
+    assert put(backend, chain(A, "new"), quota).evicted_pages == 2
+    put(backend, chain(A, "newer"), quota)
+    assert [rows(backend, "flushed"), rows(backend, "flushed_tenant")] == [1, 1]
+    backend.evict(2**30)
+    assert [rows(backend, "flushed"), rows(backend, "flushed_tenant")] == [0, 0]
+
+
+def test_a_flush_unpacks_once_the_names_that_many_namespaces_share(
+    backend: LmdbBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for one in range(30):
+        scope = ScopeInfo(key(f"salt {one}"), "salty", "m", f"r{one % 3}")
+        put(backend, chain(scope, f"page {one}"), scope=scope)
+    unpacked: list[bytes] = []
+    unpack = lmdb_flush.unpack_names
+
+    def counted(scope: bytes, names: bytes) -> ScopeInfo:
+        unpacked.append(names)
+        return unpack(scope, names)
+
+    monkeypatch.setattr(lmdb_flush, "unpack_names", counted)
+    assert backend.flush(model="m", revision="r1").pages == 10
+    assert len(unpacked) == 3
+    left = {scope.info.revision for scope in backend.stats().scopes if scope.pages}
+    assert left == {"r0", "r2"}
+
+
+def test_a_change_writes_the_namespaces_that_it_changed(backend: LmdbBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(backend, chain(A, "a"))
+    put(backend, chain(B, "b"), scope=B)
+    written: list[str] = []
+    pack = lmdb_layout.Scope.pack
+
+    def counted(self: lmdb_layout.Scope) -> bytes:
+        written.append(self.info.tenant)
+        return pack(self)
+
+    monkeypatch.setattr(lmdb_layout.Scope, "pack", counted)
+    backend.lease(A.scope, [key("a")], "reader", 60)
+    backend.flush(tenant="nobody")
+    assert written == []
+    put(backend, chain(B, "b", "c"), scope=B)
+    assert written == ["bolt"]
