@@ -95,6 +95,7 @@ class Environment:
             self.env = lmdb.open(
                 str(path),
                 map_size=map_bytes,
+                mode=0o600,
                 max_dbs=len(TABLES),
                 max_readers=MAX_READERS,
                 max_spare_txns=8,
@@ -174,10 +175,11 @@ class Environment:
         """Close, and put a copy without free pages in the file's place, whole or not at all."""
         copy = self._path / "compact"
         shutil.rmtree(copy, ignore_errors=True)
-        copy.mkdir()
+        copy.mkdir(mode=0o700)
         try:
             self.env.copy(str(copy), compact=True)
             with (copy / "data.mdb").open("rb") as file:
+                os.fchmod(file.fileno(), 0o600)
                 os.fsync(file.fileno())
         except BaseException:
             shutil.rmtree(copy, ignore_errors=True)

@@ -44,7 +44,8 @@ class Folder:
         self._deadline_s = deadline_s
         self._users = path / f"users-{pid_namespace}"
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            # What it holds is of all tenants: this user alone reads it.
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise StoreUnavailableError(f"cannot make the store's folder {path}: {error.strerror}", "io") from None
         with self.guard():

@@ -315,6 +315,22 @@ def test_compaction_gives_the_disk_back_and_keeps_every_byte(folder: Path) -> No
     backend.close()
 
 
+def test_nobody_else_can_read_the_files(folder: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        backend = LmdbBackend(folder, deadline_s=30)
+        backend.publish(SCOPE, [large_page("a")], ROOMY)
+        for _ in range(2):
+            modes = {path.name: path.stat().st_mode & 0o777 for path in [folder, *folder.iterdir()]}
+            assert modes.pop(folder.name) == 0o700
+            assert {"data.mdb", "lock.mdb"} < set(modes)
+            assert set(modes.values()) == {0o600}
+            backend.compact()
+        backend.close()
+    finally:
+        os.umask(before)
+
+
 def test_what_a_killed_compaction_left_is_cleared_by_the_next(folder: Path) -> None:
     written = fill(folder, 5)
     (folder / "compact").mkdir()
