@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from cache_store.backends import lmdb_flush, lmdb_pages
+from cache_store.backends.arguments import check_info, check_pool, check_text, check_ttl
 from cache_store.backends.lmdb_change import Change
 from cache_store.backends.lmdb_environment import Environment, plain_errors
 from cache_store.backends.lmdb_finding import Reader, look_up
@@ -128,16 +129,20 @@ class LmdbBackend:
         self, info: ScopeInfo, pages: Sequence[PageWrite], limits: Limits, flushes: int | None = None
     ) -> Published:
         """See `Backend.publish`."""
+        check_info(info)
         # Packed here, not while the writers' lock is held.
         packed = [(page, pack_page(page.tokens_digest, page.records)) for page in pages]
         return self._change(lambda change: lmdb_pages.publish(change, info, packed, limits, flushes))
 
     def lease(self, scope: bytes, keys: Sequence[bytes], holder: str, ttl_s: float | None) -> int:
         """See `Backend.lease`."""
+        check_text("holder", holder)
+        check_ttl(ttl_s)
         return self._change(lambda change: lmdb_pages.lease(change, scope, keys, holder, ttl_s))
 
     def release(self, holder: str) -> int:
         """See `Backend.release`."""
+        check_text("holder", holder)
         return self._change(lambda change: lmdb_pages.release(change, holder))
 
     def flush(self, *, tenant: str | None = None, model: str | None = None, revision: str | None = None) -> Reclaimed:
@@ -147,6 +152,8 @@ class LmdbBackend:
         """
         asked = {"tenant": tenant, "model": model, "revision": revision}
         wanted = {name: value for name, value in asked.items() if value is not None}
+        for name, value in wanted.items():
+            check_text(name, value)
         return self._change(lambda change: lmdb_flush.flush(change, wanted), lasting=True)
 
     def evict(self, size_bytes: int) -> Reclaimed:
@@ -205,18 +212,22 @@ class LmdbBackend:
 
     def put_anchor(self, pool: AnchorPool, identity: str, data: bytes) -> AnchorPut:
         """See `Backend.put_anchor`. A replaced anchor keeps its age and its uses."""
+        check_pool(pool, identity)
         return self._change(lambda change: lmdb_pages.put_anchor(change, pool, identity, data))
 
     def anchors(self, pool: AnchorPool) -> dict[str, bytes]:
         """See `Backend.anchors`."""
+        check_pool(pool)
         return self._view(lambda view: view.anchors(pool))
 
     def quarantine_anchor(self, pool: AnchorPool, identity: str) -> bool:
         """See `Backend.quarantine_anchor`."""
+        check_pool(pool, identity)
         return self._change(lambda change: lmdb_pages.quarantine_anchor(change, pool, identity))
 
     def use_anchors(self, pool: AnchorPool, identities: Sequence[str]) -> None:
         """See `Backend.use_anchors`. Anchors that are gone are left out."""
+        check_pool(pool, *identities)
         self._change(lambda change: lmdb_pages.use_anchors(change, pool, identities))
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from cache_store.backends.anchors import Pool
+from cache_store.backends.arguments import check_info, check_pool, check_text, check_ttl
 from cache_store.backends.options import read_options
 from cache_store.backends.protocol import (
     AnchorPool,
@@ -100,6 +101,7 @@ class MemoryBackend:
         self, info: ScopeInfo, pages: Sequence[PageWrite], limits: Limits, flushes: int | None = None
     ) -> Published:
         """See `Backend.publish`."""
+        check_info(info)
         refused: Counter[Refusal] = Counter()
         gone: list[_Page] = []
         stored = size_bytes = 0
@@ -121,6 +123,8 @@ class MemoryBackend:
 
     def lease(self, scope: bytes, keys: Sequence[bytes], holder: str, ttl_s: float | None) -> int:
         """See `Backend.lease`."""
+        check_text("holder", holder)
+        check_ttl(ttl_s)
         with self._open():
             ends = None if ttl_s is None else self._clock() + ttl_s
             there = [page for key in dict.fromkeys(keys) if (page := self._pages.get((scope, key)))]
@@ -131,6 +135,7 @@ class MemoryBackend:
 
     def release(self, holder: str) -> int:
         """See `Backend.release`."""
+        check_text("holder", holder)
         with self._open():
             now = self._clock()
             ended = [page.leases.pop(holder, now) for page in self._pages.values()]
@@ -141,6 +146,8 @@ class MemoryBackend:
         with self._open():
             asked = {"tenant": tenant, "model": model, "revision": revision}
             wanted = {name: value for name, value in asked.items() if value is not None}
+            for name, value in wanted.items():
+                check_text(name, value)
             self._flushes += 1
             hidden: list[_Page] = []
             for scope in self._scopes.values():
@@ -210,6 +217,7 @@ class MemoryBackend:
 
     def put_anchor(self, pool: AnchorPool, identity: str, data: bytes) -> AnchorPut:
         """See `Backend.put_anchor`. A replaced anchor keeps its age and its uses."""
+        check_pool(pool, identity)
         with self._open():
             if len(data) > pool.budget_bytes or pool.capacity < 1:
                 return AnchorPut(stored=False)
@@ -218,11 +226,13 @@ class MemoryBackend:
 
     def anchors(self, pool: AnchorPool) -> dict[str, bytes]:
         """See `Backend.anchors`."""
+        check_pool(pool)
         with self._open():
             return self._pool(pool).anchors()
 
     def quarantine_anchor(self, pool: AnchorPool, identity: str) -> bool:
         """See `Backend.quarantine_anchor`."""
+        check_pool(pool, identity)
         with self._open():
             there = self._pool(pool).drop(identity)
             self._quarantined += there
@@ -230,6 +240,7 @@ class MemoryBackend:
 
     def use_anchors(self, pool: AnchorPool, identities: Sequence[str]) -> None:
         """See `Backend.use_anchors`. Anchors that are gone are left out."""
+        check_pool(pool, *identities)
         with self._open():
             self._pool(pool).use(identities)
 

@@ -2,7 +2,8 @@
 
 Every operation is atomic: another process sees all of it or nothing. A backend is safe to use from several threads,
 and by several processes at once where it is shared at all. What it cannot do within its deadline it gives up with
-`StoreUnavailableError`; it never blocks longer.
+`StoreUnavailableError`; it never blocks longer. A time or a name that cannot be stored is a `ValueError`
+(`cache_store.backends.arguments`).
 
 A page is visible if it carries the current epoch of its scope. A flush raises the epoch, so everything older is a
 miss at once and is reclaimed before anything else.
