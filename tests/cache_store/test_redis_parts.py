@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -310,3 +311,38 @@ def test_no_run_of_a_script_does_much(start_redis: Start) -> None:
     assert max(most.values()) <= MOST_COMMANDS, most
     assert backend.stats().size_bytes == 0
     audit(backend, server.client())
+
+
+def test_a_server_restarted_from_a_snapshot_stores_nothing_that_was_computed_before(start_redis: Start) -> None:
+    server = start_redis(save="3600 100000")
+    backend = RedisBackend.from_url(server.url(), deadline_s=10)
+    put(backend, chain(A, "a", "b"))
+    before = backend.lookup(A.scope, [key("a")]).flushes
+    server.client().save()
+    backend.flush()
+    last = backend.lookup(A.scope, [key("a")]).flushes
+    server.restart()
+    # Connections of before are found to be closed.
+    with suppress(StoreUnavailableError):
+        backend.stats()
+    assert put_before(backend, before).refused == {Refusal.FLUSHED: 2}
+    # The flush is undone.
+    found = backend.lookup(A.scope, [key("a")])
+    assert found.digests != [None]
+    assert found.flushes > last
+    # It is numbered once.
+    assert backend.lookup(A.scope, [key("a")]).flushes == found.flushes
+    assert put_before(backend, found.flushes).pages == 2
+    backend.flush()
+    assert backend.lookup(A.scope, []).flushes == found.flushes + 1
+    audit(backend, server.client())
+
+
+def test_a_server_that_may_not_be_asked_who_it_is_keeps_the_number_of_flushes(start_redis: Start) -> None:
+    server = start_redis()
+    open_one = RedisBackend.from_url(server.url(), deadline_s=10)
+    before = open_one.lookup(A.scope, [key("a")]).flushes
+    server.client().acl_setuser("plain", enabled=True, passwords=["+word"], keys=["*"], commands=["+@all", "-info"])
+    plain = RedisBackend.from_url(server.url().replace("://", "://plain:word@"), deadline_s=10)
+    assert plain.lookup(A.scope, [key("a")]).flushes == before
+    assert open_one.lookup(A.scope, [key("a")]).flushes == before

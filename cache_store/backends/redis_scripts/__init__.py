@@ -64,7 +64,7 @@ local WORK_PAGES, MAX_SCOPES = {WORK_PAGES}, {MAX_SCOPES}
 local MERGED_BYTES = {MERGED_BYTES}
 local LEASES_AT_ONCE, SCOPES_AT_ONCE, FLUSHES_AT_ONCE = {LEASES_AT_ONCE}, {SCOPES_AT_ONCE}, {FLUSHES_AT_ONCE}
 """
-    text = "\n".join([constants, *(_text(part) for part in (*_PARTS.get(name, _STORE), name))])
+    text = "\n".join([constants, _text("server"), *(_text(part) for part in (*_PARTS.get(name, _STORE), name))])
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
 

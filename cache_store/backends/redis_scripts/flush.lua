@@ -6,7 +6,7 @@ local number = ARGV[1]
 if number == '' and pending < FLUSHES_AT_ONCE then
   number_flushes()
   call('HINCRBY', root, 'flushes', 1)
-  number = flushes_so_far()
+  number = call('HGET', root, 'flushes')
   if layout then
     local wants = { ARGV[2], ARGV[3], ARGV[4] }
     for at = 1, 3 do

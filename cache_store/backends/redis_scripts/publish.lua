@@ -15,7 +15,7 @@ local function clear()
     call('UNLINK', STAGED .. place)
   end
 end
-if ARGV[9] ~= '' and ARGV[9] ~= flushes_so_far() then
+if ARGV[9] ~= '' and ARGV[9] ~= number_flushes() then
   clear()
   return { number, 0, 0, 0, 0, 0, 0, number, 0, 0, 0, math.max(first, 0), '' }
 end

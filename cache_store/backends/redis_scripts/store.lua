@@ -4,8 +4,8 @@
 -- is what a scope holds between two flushes; its random id (8 bytes) is part of its keys, so that nothing of a flushed
 -- one can be mistaken for what came later. A member, in the sorted sets, is generation .. key.
 --
---   {name}              layout, bytes, tick (the logical clock), quarantined, flushes, and of flushes that are under way:
---                       pending (how many), sweep_at, sweep_cursor, sweep_to
+--   {name}              layout, bytes, tick (the logical clock), quarantined, flushes, server (that numbered them), and of
+--                       flushes that are under way: pending (how many), sweep_at, sweep_cursor, sweep_to
 --   :f                  such a flush, by its number: what it is of    :fs scope -> last flush that it was asked for
 --   :r:<number>         pages and bytes that such a flush made invisible
 --   :scopes             scope -> current generation         :epochs  scope -> number of flushes
@@ -42,18 +42,19 @@ local function whatever_the_memory()
   call('HDEL', root, '')
 end
 
--- How often the store was flushed, or false if no lookup has asked yet.
-local function flushes_so_far()
-  return call('HGET', root, 'flushes')
-end
-
--- The first number is the time, so that it does not go back when keys, and this number with them, are lost.
+-- How often the store was flushed. The first number is the time, so that it does not go back when keys, and this number
+-- with them, are lost. So it is on another server, or the same after a restart: what that has may be older than what was
+-- there, and lack flushes that were answered.
 local function number_flushes()
-  if not flushes_so_far() then
+  local known = call('HMGET', root, 'flushes', 'server')
+  local is_other, id = is_other_server(known[2])
+  if not known[1] or is_other then
     local now = call('TIME')
-    call('HSET', root, 'flushes', now[1] .. string.format('%06d', now[2]))
+    -- Though the clock went back, more than the flushes that it may lack.
+    local number = math.max(now[1] * 1000000 + now[2], (tonumber(known[1]) or 0) + 2 ^ 20)
+    call('HSET', root, 'flushes', string.format('%d', number), 'server', id)
   end
-  return flushes_so_far()
+  return call('HGET', root, 'flushes')
 end
 
 -- Lua's stack is bounded, so long argument lists go in pieces; most are short.
@@ -82,11 +83,11 @@ local function begin_anew()
   end
   call_in_pieces(lost, 'UNLINK')
   -- The clock goes on: a publish that is under way holds a time of it. So does the number of flushes.
-  local kept = call('HMGET', root, 'tick', 'flushes')
+  local kept = call('HMGET', root, 'tick', 'flushes', 'server')
   call('UNLINK', root, SCOPES, EPOCHS, INFO, TENANTS, LEAVES, DEAD, LEASES, LEASED, FLUSHES, ASKED)
   call('HSET', root, 'layout', LAYOUT, 'tick', kept[1] or 0)
   if kept[2] then
-    call('HSET', root, 'flushes', kept[2])
+    call('HSET', root, 'flushes', kept[2], 'server', kept[3] or '')
   end
   layout, pending = LAYOUT, 0
 end

@@ -1,7 +1,7 @@
 -- ARGV: scope, keys, tick before that of the first ('': the next ones), number of flushes ('': any; else it does nothing
 -- after another one). Marks pages as used, the later in the list the more recently.
 whatever_the_memory()
-if ARGV[4] ~= '' and ARGV[4] ~= flushes_so_far() then
+if ARGV[4] ~= '' and ARGV[4] ~= number_flushes() then
   return 0
 end
 local generation, keys = current(ARGV[1]), split(ARGV[2], KEY)
