@@ -2,7 +2,7 @@
 
 from pathlib import Path
 from typing import Annotated, Self
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -19,6 +19,12 @@ DEFAULT_FOLDER = Path("var/store")
 def default_url() -> str:
     """The embedded store in `DEFAULT_FOLDER`."""
     return f"lmdb://{quote(str(DEFAULT_FOLDER.absolute()))}"
+
+
+def is_unmade(url: str) -> bool:
+    """Whether `url` names an embedded store that nobody has made yet, which opening it would do."""
+    parts = urlsplit(url)
+    return parts.scheme == "lmdb" and not Path(unquote(parts.path)).is_dir()
 
 
 def _check_url(url: str) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from cache_store.client.aio import AsyncStore
 from cache_store.client.threads import Threads
+from cache_store.config import is_unmade
 from cache_store.errors import StoreError, StoreUnavailableError
 from cache_store.later import reason_of
 from cache_store.metrics import Operation, StoreMetrics
@@ -47,8 +48,9 @@ _NOT_BEGUN = frozenset({"busy", "refused", "full"})
 class SharedStore:
     """The store of `settings`, open from the first call on until the context is left.
 
-    Every method raises StoreFailedError, which says why, within four times `settings.deadline_s`; a store that could
-    not be opened is tried again by the first call after `pause_s`, until which calls fail at once.
+    It makes no embedded store: that is for those who have something to put into it. Every method raises
+    StoreFailedError, which says why, within four times `settings.deadline_s`; a store that could not be opened is tried
+    again by the first call after `pause_s`, until which calls fail at once.
     """
 
     def __init__(
@@ -152,6 +154,10 @@ class SharedStore:
     def _open_now(self) -> Store:
         """In the thread: open it, and count it if that fails."""
         with self._metrics.timed(Operation.OPEN):
+            if is_unmade(self._settings.url):
+                # An empty one, made here, would be flushed with success while the workers use another.
+                told = f"there is none yet at {self._settings.shown_url}; the first worker that uses it makes it"
+                raise StoreUnavailableError(told, "absent")
             try:
                 self._store = open_store(self._settings, self._metrics)
             except StoreUnavailableError:

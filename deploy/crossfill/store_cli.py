@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
-from urllib.parse import unquote, urlsplit
 
 import typer
 
@@ -196,12 +195,11 @@ def import_pages(
 def _opened(url: str | None, *, make: bool = False) -> Iterator["Backend"]:
     """The store at `url`; only `make` lets an embedded one be made."""
     from cache_store.backends.opening import open_backend
-    from cache_store.config import default_url
+    from cache_store.config import default_url, is_unmade
     from cache_store.errors import StoreUrlError
 
     url = url or default_url()
-    parts = urlsplit(url)
-    if parts.scheme == "lmdb" and not make and not Path(unquote(parts.path)).is_dir():
+    if not make and is_unmade(url):
         raise StoreUrlError(f"{url}: there is no store; say where it is by --url or CROSSFILL_STORE_URL")
     backend = open_backend(url, deadline_s=_DEADLINE_S)
     try:

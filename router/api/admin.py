@@ -11,7 +11,7 @@ from cache_store.config import StoreSettings
 from router.api.json_response import JsonResponse
 from router.errors import JsonObject, StoreFailedError
 from router.request.body import BodyReader, parse_json_object
-from router.request.flush import FlushBody, parse_flush
+from router.request.flush import FlushBody, parse_flush, refuse_repeated
 from router.services import Services
 from router.telemetry.record import record_of
 
@@ -28,7 +28,9 @@ def admin_routes(services: Services) -> APIRouter:
     reader = BodyReader(limits, offload)
 
     def understand(body: bytes) -> FlushBody:
-        return parse_flush(parse_json_object(body, limits))
+        asked = parse_flush(parse_json_object(body, limits))
+        refuse_repeated(body)
+        return asked
 
     @routes.get("/admin/store")
     async def show_store(request: Request) -> Response:
@@ -50,7 +52,7 @@ def admin_routes(services: Services) -> APIRouter:
             _log.warning("%s: %s", told, error)
             raise
         _log.info("%s: %d pages, %d bytes", told, flushed.pages, flushed.size_bytes)
-        return JsonResponse(_done(asked, flushed))
+        return JsonResponse(_done(asked, flushed, services.config.store.shown_url))
 
     return routes
 
@@ -58,6 +60,7 @@ def admin_routes(services: Services) -> APIRouter:
 def _written(stats: BackendStats, settings: StoreSettings) -> bytes:
     return orjson.dumps(
         {
+            "store": settings.shown_url,
             "namespaces": [
                 {
                     "namespace": scope.info.scope.hex(),
@@ -84,5 +87,10 @@ def _chosen(asked: FlushBody) -> JsonObject:
     return dict(asked.filter) or {"all": True}
 
 
-def _done(asked: FlushBody, flushed: Reclaimed) -> JsonObject:
-    return {"flushed": _chosen(asked), "pages": flushed.pages, "size_bytes": flushed.size_bytes}
+def _done(asked: FlushBody, flushed: Reclaimed, store: str) -> JsonObject:
+    return {
+        "store": store,
+        "flushed": _chosen(asked),
+        "pages": flushed.pages,
+        "size_bytes": flushed.size_bytes,
+    }

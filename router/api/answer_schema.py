@@ -178,11 +178,13 @@ class StoreNamespace(Answer):
 
 
 class StoreStatistics(Answer):
-    """What the store holds. `size_bytes` is what counts towards the budget, flushed pages not reclaimed yet included.
+    """What the store at the URL `store` holds.
 
+    `size_bytes` is what counts towards the budget, flushed pages not reclaimed yet included.
     `quarantined` records were taken away because they were not what they should be, since the store was made.
     """
 
+    store: str
     namespaces: list[StoreNamespace]
     pages: int
     size_bytes: int
@@ -193,8 +195,9 @@ class StoreStatistics(Answer):
 
 
 class StoreFlushed(Answer):
-    """What a flush made invisible; `flushed` repeats what it was told to."""
+    """What a flush of the store at the URL `store` made invisible; `flushed` repeats what it was told to."""
 
+    store: str
     flushed: dict[str, Any]
     pages: int
     size_bytes: int

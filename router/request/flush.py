@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
@@ -50,6 +51,19 @@ class FlushBody(Checked):
         """The fields that choose, by name; empty for everything."""
         chosen = {name: getattr(self, name) for name in _FILTERS}
         return {name: value for name, value in chosen.items() if value is not None}
+
+
+def refuse_repeated(body: bytes) -> None:
+    """Raise InvalidRequestError if valid JSON names a field twice: the last would silently win."""
+
+    def check(pairs: list[tuple[str, object]]) -> None:
+        names = [name for name, _ in pairs]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            shown = twice[:_LONGEST_KEY]
+            raise InvalidRequestError(f"`{shown}` is there twice; a flush takes each field once.", param=shown)
+
+    json.loads(body, object_pairs_hook=check)
 
 
 def parse_flush(body: JsonObject) -> FlushBody:

@@ -148,11 +148,12 @@ async def test_a_refused_password_is_told_without_it(
 
 
 async def test_a_folder_that_cannot_be_is_a_503_until_it_can(start: Any, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    router = await start(f"lmdb://{tmp_path}/file/store")
+    (tmp_path / "store").write_text("in the way")
+    router = await start(f"lmdb://{tmp_path}/store")
     response = await ask(router)
-    assert (response.status_code, "cannot make the store's folder" in response.text) == (503, True)
-    (tmp_path / "file").unlink()
+    assert (response.status_code, "there is none yet" in response.text) == (503, True)
+    (tmp_path / "store").unlink()
+    (tmp_path / "store").mkdir()
     await recovers(router)
 
 
@@ -223,6 +224,7 @@ async def test_the_end_of_the_router_closes_the_store(
     from cache_store.backends.lmdb import LmdbBackend
 
     url = f"lmdb://{tmp_path}/store"
+    (tmp_path / "store").mkdir()
     router = await start(url)
     assert (await ask(router)).status_code == 200
     # The control: a store cannot be open twice in a process.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from .conftest import OPERATOR, bearer
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FLUSH = "/admin/store/flush"
 # Tenant, model and revision, and how many pages each gets.
@@ -77,6 +80,41 @@ async def test_a_flush_takes_what_fits_all_of_it_and_nothing_else(filled: Any, w
     assert raised == gone
 
 
+async def test_both_answers_name_the_store_without_its_password(
+    fake: Any, start_router: Any, auth: Any, start_redis: Any
+) -> None:
+    secret = start_redis(requirepass="hunter2").url()
+    for url, shown in ((secret, secret.replace("hunter2", "***")), ("memory://", "memory://")):
+        router = await start_router({"small": [await fake()]}, auth=auth, store={"url": url})
+        got = await router.client.get("/admin/store", headers=bearer(OPERATOR))
+        flushed = await router.client.post(FLUSH, json={"all": True}, headers=bearer(OPERATOR))
+        assert (got.status_code, flushed.status_code) == (200, 200), got.text
+        assert got.json()["store"] == flushed.json()["store"] == shown
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/admin/store"), ("POST", FLUSH)])
+async def test_a_store_that_is_not_there_is_told_and_not_made(
+    fake: Any, start_router: Any, auth: Any, open_beside: Any, tmp_path: Path, method: str, path: str
+) -> None:
+    url = f"lmdb://{tmp_path}/none/yet"
+    router = await start_router({"small": [await fake()]}, auth=auth, store={"url": url, "deadline_s": 20})
+
+    async def ask() -> Any:
+        body = {"all": True} if method == "POST" else None
+        return await router.client.request(method, path, json=body, headers=bearer(OPERATOR))
+
+    response = await ask()
+    assert response.status_code == 503
+    assert f"there is none yet at {url}" in response.json()["error"]["message"]
+    assert router.metric("crossfill_store_unavailable_total", operation="open", reason="absent") == 1
+    assert not (tmp_path / "none").exists()
+    # The control: once a worker has made it, it is found.
+    open_beside(url).publish("acme", "small", "r1", 3)
+    # Until then the pause after a failure is over.
+    await router.until(lambda: router.app.state.services.store._clock() >= router.app.state.services.store._again_s)
+    assert (await ask()).json()["pages"] == 3
+
+
 async def test_what_is_published_after_a_flush_is_found(filled: Any) -> None:
     await filled.flush(model="small")
     filled.store.publish("acme", "small", "r1", 2)
@@ -123,6 +161,8 @@ async def test_flushes_at_once_count_each_page_once(filled: Any) -> None:
         (b'{"all": false, "model": "small"}', "all", "`all` must be true"),
         (b'{"all": null, "model": "small"}', "all", "`all` must be true"),
         (b'{"all": true, "model": "small"}', "all", "`all` goes without `model`"),
+        (b'{"tenant": "acme", "tenant": "bolt"}', "tenant", "`tenant` is there twice; a flush takes each field once."),
+        (b'{"all": true, "\\u0061ll": true}', "all", "`all` is there twice"),
     ],
 )
 async def test_a_body_that_is_not_clear_flushes_nothing(
