@@ -152,8 +152,10 @@ class ReuseEngine:
             return Refusal.RETRACTED
         if len(known.tokens) != total:
             # SGLang refuses the request, and puts a dummy in the place of its prompt.
-            self.forget(request_id)
-            return known.taken if isinstance(known.taken, Refusal) else Refusal.UNSUPPORTED
+            if isinstance(known.taken, Pending):
+                known.taken.end()
+                known.taken = Refusal.UNSUPPORTED
+            known.tokens, known.stored = known.tokens[:total], None
         if not known.planned:
             known.planned = True
             taken = known.taken

@@ -108,11 +108,14 @@ def test_changes_that_were_given_up_leave_nothing_behind(backend: LmdbBackend, h
 def test_an_interrupted_flush_is_not_made_and_closing_waits_no_longer_for_the_lock(
     tmp_path: Path, backend: LmdbBackend, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A shell that runs the tests in the background has them ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(0.3, signal.pthread_kill, [threading.get_ident(), signal.SIGINT])
     timer.start()
     with pytest.raises(KeyboardInterrupt):
         backend.flush()
     timer.join()
+    signal.signal(signal.SIGINT, before)
     waited: list[float] = []
     join = backend._writer._thread.join
 

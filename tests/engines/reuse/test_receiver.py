@@ -352,8 +352,12 @@ def test_requests_of_one_batch_wait_together_as_long_as_one(left, receive, backe
 def test_a_request_whose_prompt_sglang_replaced_is_forgotten(left, receive):
     worker = receive()
     worker.arrive("r", TOKENS)
-    assert worker.engine.admit("r", 0, 1) is Refusal.UNSUPPORTED
+    worker.compute("r", 0, 1, 1)
+    assert refused(worker, Refusal.UNSUPPORTED) == 1
     assert not worker.engine._known
+    worker.arrive("short", TOKENS[:60], Asked(Mode.REQUIRE, "acme"))
+    assert worker.engine.admit("short", 0, 1) is Refusal.TOO_SHORT
+    assert worker.engine.outcome("short") == "none; reason=too_short"
 
 
 def test_density_is_that_of_the_row_blocks_that_are_planned(left, receive):
