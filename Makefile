@@ -14,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 
 help:
 	@echo "make run      set up, make the demo models, start two workers and the router (Ctrl-C stops all of it)"
-	@echo "make test     set up, run every test; real SGLang workers included (about 25 minutes)"
+	@echo "make test     set up, run every test; real SGLang workers included (about 30 minutes)"
 	@echo "make check    format, lint, types, import directions, docs"
 	@echo "make bench    measure the kernels, the router and a worker on this machine"
 	@echo "make soak     thirty conversations on the demo pair under faults, and more (about an hour)"
