@@ -51,6 +51,10 @@ def _harmless(hook: Callable[P, R]) -> Callable[P, R | None]:
             return hook(*args, **kwargs)
         except Exception as error:  # noqa: BLE001
             _failures.warn(f"{hook.__name__} failed, reuse goes on without it: {error!r}")
+            # The process that talks HTTP has none, and no counters.
+            engine: ReuseEngine | None = getattr(args[0], "engine", None)
+            if engine is not None:
+                engine.count_failure(hook.__name__)
             return None
 
     return call

@@ -73,12 +73,6 @@ class Fetch(Generic[T]):
         with self._changed:
             return layer in self._ready
 
-    def wait(self, wait_s: float) -> FetchEnd | None:
-        """How it ended, waiting at most `wait_s` seconds for that; None if it still goes on."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._end is not None, max(0.0, wait_s))
-        return self.end
-
     def wait_for(self, layer: int, wait_s: float) -> bool:
         """Whether a layer is ready to be taken, waiting at most `wait_s` seconds for it or for the end."""
         with self._changed:

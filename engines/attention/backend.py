@@ -84,7 +84,7 @@ class CrossfillAttentionBackend(AttentionBackend):  # type: ignore[misc]  # SGLa
             plan.append(_Sequence(start, start + new, own, chunk.slots if chunk else as_slots(slots), chunk))
             start += new
         if self._reuse is not None and mode.is_decode():
-            self._note_decode(forward_batch.req_pool_indices, forward_batch.seq_lens_cpu)
+            self._reuse.note_decode(self._req_to_token, forward_batch.req_pool_indices, forward_batch.seq_lens_cpu)
         self._plan = tuple(plan)
         self._phase, self._seconds = "decode" if mode.is_decode() else "extend", 0.0
         self._metrics.rows.labels(self._phase).inc(start)
@@ -138,13 +138,6 @@ class CrossfillAttentionBackend(AttentionBackend):  # type: ignore[misc]  # SGLa
 
     # A decode is an extend of one row a request: the plan already says so.
     forward_decode = forward_extend
-
-    def _note_decode(self, requests: torch.Tensor, lengths: torch.Tensor) -> None:
-        """Each request's new row is as exact as the row before it."""
-        assert self._reuse is not None
-        last = lengths.to(requests.device) - 1
-        new, before = self._req_to_token[requests, last], self._req_to_token[requests, (last - 1).clamp(min=0)]
-        self._reuse.provenance.decode(new.long(), before.long())
 
     def _finish_pass(self) -> None:
         self._metrics.seconds.labels(self._phase).inc(self._seconds)

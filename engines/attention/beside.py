@@ -61,9 +61,7 @@ class Beside:
             return
         requests, lengths = forward_batch.req_pool_indices, forward_batch.seq_lens_cpu
         if mode.is_decode():
-            last = lengths.to(requests.device) - 1
-            new, before = self._req_to_token[requests, last], self._req_to_token[requests, (last - 1).clamp(min=0)]
-            self._reuse.provenance.decode(new.cpu().long(), before.cpu().long())
+            self._reuse.note_decode(self._req_to_token, requests, lengths)
             return
         planned = zip(
             forward_batch.rids, requests.tolist(), lengths.tolist(), forward_batch.extend_seq_lens_cpu, strict=True

@@ -62,7 +62,7 @@ class _Known:
 class ReuseEngine:
     """Plans every prefill and collects what it leaves.
 
-    All methods run on the scheduler's thread; none waits but `admit`, and that at most `wait_s`.
+    All methods run on the scheduler's thread; none waits but `admit` and, for requests that require reuse, `preview`.
 
     Args:
         slots: of the KV pool.
@@ -200,10 +200,21 @@ class ReuseEngine:
         )
         return Chunk(request_id, rows.to(device), as_slots(slots), parts, plan, is_last)
 
+    def note_decode(self, req_to_token: torch.Tensor, requests: torch.Tensor, lengths: torch.Tensor) -> None:
+        """Each request computes one row more, which is as exact as the row before it.
+
+        Args:
+            req_to_token: SGLang's table of slots [requests, positions].
+            requests: [n], rows of the table.
+            lengths: [n], positions of each with the new one; on the host.
+        """
+        last = lengths.to(requests.device) - 1
+        new, before = req_to_token[requests, last], req_to_token[requests, (last - 1).clamp(min=0)]
+        self.provenance.decode(new.cpu().long(), before.cpu().long())
+
     def concerns(self, chunk: Chunk, layer: int) -> bool:
         """Whether anything but dense attention is to be computed of a chunk in this layer."""
-        guided = chunk.plan is not None and chunk.plan.is_guided(layer)
-        return guided or (chunk.parts[0].captured and layer in self._publish)
+        return any(self._wanted(chunk, layer))
 
     def attend(
         self,
@@ -223,9 +234,8 @@ class ReuseEngine:
             layer: number of the model's layer.
         """
         slots = chunk.slots
-        guided = chunk.plan is not None and chunk.plan.is_guided(layer)
-        captured = chunk.parts[0].captured and layer in self._publish
-        if not self.concerns(chunk, layer):
+        guided, captured = self._wanted(chunk, layer)
+        if not (guided or captured):
             started_s = time.perf_counter()
             paged_attention(query, keys, values, slots, chunk.rows, scale=scale, out=out)
             self._note_pace(chunk.rows, time.perf_counter() - started_s, query.device.type)
@@ -292,10 +302,19 @@ class ReuseEngine:
         if isinstance(known.taken, Pending):
             known.taken.end()
 
+    def count_failure(self, hook: str) -> None:
+        """A hook failed, so a request goes on without reuse."""
+        self._metrics.count_hook_failure(hook)
+
     def forget_all(self, prefix: str) -> None:
         """Requests whose ids begin so are gone."""
         for request_id in [one for one in self._known if one.startswith(prefix)]:
             self.forget(request_id)
+
+    def _wanted(self, chunk: Chunk, layer: int) -> tuple[bool, bool]:
+        """Whether rows of a chunk are guided in this layer, and whether masses of it are published."""
+        guided = chunk.plan is not None and chunk.plan.is_guided(layer)
+        return guided, chunk.parts[0].captured and layer in self._publish
 
     def _patience(self, start: int, total: int) -> Patience:
         """What is left of the time that this batch may wait, which is bounded by what the request may save."""

@@ -49,6 +49,7 @@ class ReuseMetrics:
         self._unpublished = counter(
             "unpublished_row_blocks", "Row blocks whose masses were captured and dropped, by reason.", ("reason",)
         )
+        self._hooks = counter("hook_failures", "Hooks into SGLang that failed; the request goes on without.", ("hook",))
         self._waited = counter("waited_seconds", "Time that requests whose turn had come waited for the store.")
         self._density = Histogram(
             "crossfill_reuse_density",
@@ -84,6 +85,10 @@ class ReuseMetrics:
     def count_unpublished(self, reason: Unpublished, blocks: int) -> None:
         """Captured for nothing."""
         self._unpublished.labels(reason.value).inc(blocks)
+
+    def count_hook_failure(self, hook: str) -> None:
+        """A defect of ours; the log has it."""
+        self._hooks.labels(hook).inc()
 
     def count_wait(self, seconds: float) -> None:
         """A request waited for the store at admission."""

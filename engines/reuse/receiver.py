@@ -95,6 +95,8 @@ class Receiver:
         self._metrics = metrics
         self._clock = clock
         self._weights = {pair.sender.name: mixture(pair, settings.model.heads) for pair in settings.pairs}
+        # Most prompts find nothing, and need no masks of nothing made for each layer.
+        self._nothing = {pair.sender.name: guide({}, pair, self._weights[pair.sender.name]) for pair in settings.pairs}
         self._malformed = SeldomLog(_log, _LOG_EVERY_S, clock)
 
     def begin(self, request_id: str, asked: Asked | None, tokens: Sequence[int]) -> Pending | Refusal:
@@ -178,6 +180,8 @@ class Receiver:
     def _prepare(self, pair: PairSettings, records: LayerRecords) -> GuidedLayer | None:
         # One name a layer.
         [found] = records.values() or [{}]
+        if not found:
+            return self._nothing[pair.sender.name]
         try:
             return guide(found, pair, self._weights[pair.sender.name])
         except MassRecordError as error:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ import torch
 
 from cache_store.keys import page_keys
 from cache_store.records import Kind, record_name
+from cache_store.seldom import SeldomLog
 from crossfill_kernels.blocks import BlockMass
 from crossfill_kernels.rows import BLOCK
 from engines.reuse.mass_records import pack_masses
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("crossfill.reuse")
 
+_LOG_EVERY_S = 60.0
 # Requests whose chunks have not all come; beyond, the one heard of least recently is forgotten.
 _MOST_UNFINISHED = 256
 
@@ -92,6 +95,7 @@ class Sender:
         self._metrics = metrics
         self._most_bytes = most_bytes
         self._wait_s = wait_s
+        self._failures = SeldomLog(_log, _LOG_EVERY_S, time.monotonic)
         self._changed = threading.Condition()
         self._queue: deque[Captured] = deque()
         self._held_bytes = 0
@@ -133,9 +137,9 @@ class Sender:
                 captured = self._queue.popleft()
             try:
                 self._publish(captured)
-            except Exception:  # noqa: BLE001 - the thread serves all requests
+            except Exception as error:  # noqa: BLE001 - the thread serves all requests
                 self._metrics.count_unpublished(Unpublished.FAILED, captured.blocks)
-                _log.exception("%s: masses were not published", captured.request_id)
+                self._failures.warn(f"{captured.request_id}: masses were not published: {error!r}")
             finally:
                 with self._changed:
                     self._held_bytes -= captured.size_bytes

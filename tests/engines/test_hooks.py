@@ -180,6 +180,7 @@ def test_a_hook_that_fails_is_logged_and_the_request_goes_on(caplog):
     with caplog.at_level(logging.WARNING, "crossfill.hooks"):
         hooks.after_create(SimpleNamespace(), None, received())
     assert "after_create failed" in caplog.text
+    assert hooks.engine.calls == [("count_failure", "after_create")]
 
 
 async def answered(hooks, mode="allow", *, stream=True, outcome="guided; blocks=1/2", rid="r", conflict=False):

@@ -51,7 +51,9 @@ class Engine:
 
     def __init__(self, concerned):
         self.concerned, self.attended, self.done, self.decoded = concerned, 0, [], []
-        self.provenance = SimpleNamespace(decode=lambda new, before: self.decoded.append((new, before)))
+
+    def note_decode(self, req_to_token, requests, lengths):
+        self.decoded.append((req_to_token, requests.tolist(), lengths.tolist()))
 
     def chunk(self, request_id, rows, slots):
         return SimpleNamespace(request_id=request_id, rows=rows, slots=slots.long())
@@ -115,6 +117,6 @@ def test_a_decode_is_the_other_backends_and_its_rows_are_noted(bench):
     Beside(bench.runner, engine, AttentionMetrics(CollectorRegistry())).attach(inner)
     forward = batch(bench, ForwardMode.DECODE, [2, 0], [20, 30], [1, 1])
     inner.init_forward_metadata(forward)
-    [(new, before)] = engine.decoded
-    assert new.tolist() == [int(bench.slots[2, 19]), int(bench.slots[0, 29])]
-    assert before.tolist() == [int(bench.slots[2, 18]), int(bench.slots[0, 28])]
+    [(table, requests, lengths)] = engine.decoded
+    assert table is bench.slots
+    assert (requests, lengths) == ([2, 0], [20, 30])

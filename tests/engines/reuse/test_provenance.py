@@ -46,6 +46,13 @@ def test_a_prefix_is_as_approximate_as_any_of_its_rows():
     assert provenance.hops_of(SLOTS[:0]) == 0
 
 
+def test_a_decode_finds_the_slots_of_the_newest_row_and_the_one_before(receive):
+    worker, table = receive(), torch.tensor([[9, 9, 9, 9], [4, 5, 6, 0], [7, 8, 0, 0]])
+    worker.engine.provenance.extend(torch.tensor([5]), 0, guided_from=0)
+    worker.engine.note_decode(table, torch.tensor([1, 2]), torch.tensor([3, 2]))
+    assert hops(worker.engine.provenance, torch.tensor([6, 8])) == [1, 0]
+
+
 def test_what_stands_on_guided_rows_is_not_left_for_others(sender, start, receive, store):
     """A model that is both receiver and sender: its turn after a guided one is computed on approximate keys."""
     sender.arrive("sender", TOKENS)
