@@ -55,6 +55,7 @@ class StoreSettings(BaseModel):
         fetch_deadline_s: after which a request's fetch ends, whatever is missing.
         fetch_threads: that read for requests.
         fetches_in_flight: requests that read or wait to read; more are refused.
+        fetched_bytes: of what was read for requests that wait for their turn; while there is more, no more is read.
         queue_bytes: of records that wait to be published; more are dropped.
     """
 
@@ -67,6 +68,7 @@ class StoreSettings(BaseModel):
     fetch_deadline_s: Seconds = 5.0
     fetch_threads: int = Field(default=2, ge=1, le=64)
     fetches_in_flight: int = Field(default=64, ge=1)
+    fetched_bytes: SizeBytes = Field(default=512 * 2**20, ge=2**20)
     queue_bytes: SizeBytes = Field(default=64 * 2**20, ge=2**16)
 
     @model_validator(mode="after")

@@ -65,8 +65,8 @@ class Drop(StrEnum):
 class FetchEnd(StrEnum):
     """How a fetch ended.
 
-    `busy`: refused, as many were in flight as may be; `flushed`: the store was flushed meanwhile; `failed`: a defect,
-    which is logged.
+    `busy`: refused or cut short, as many were in flight or held as much as may be; `flushed`: the store was flushed
+    meanwhile; `failed`: a defect, which is logged.
     """
 
     DONE = "done"

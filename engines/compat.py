@@ -14,6 +14,7 @@ from engines.errors import IncompatibleSglangError
 
 SGLANG_VERSION = "0.5.23"
 
+_STREAMER = "sglang.srt.managers.scheduler_components.output_streamer:SchedulerOutputStreamer"
 _FORWARD = ("q", "k", "v", "layer", "forward_batch", "save_kv_cache")
 
 TARGETS: Mapping[str, tuple[str, ...]] = {
@@ -51,7 +52,12 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "sglang.srt.managers.schedule_batch:Req.reset_for_retract": (),
     "sglang.srt.managers.schedule_batch:FINISH_ABORT": ("message", "status_code", "err_type"),
     "sglang.srt.model_executor.forward_batch_info:ForwardBatch.init_new": ("batch", "model_runner"),
-    "sglang.srt.managers.tokenizer_manager:TokenizerManager.update_request_meta_info": ("meta_info", "customized_info"),
+    "sglang.srt.managers.tokenizer_manager:TokenizerManager.update_request_meta_info": (
+        "meta_info",
+        "state",
+        "customized_info",
+    ),
+    f"{_STREAMER}.is_request_level_customized_info_key": ("key",),
     **dict.fromkeys(
         (
             f"sglang.srt.entrypoints.openai.{module}._handle_{kind}_request"

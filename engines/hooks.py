@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
+import uuid
 from collections import OrderedDict
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -32,6 +33,7 @@ _REFUSED = "ReuseRefused"
 _REFUSED_MARK = "; refused=yes"
 _SUPPORTED = "crossfill_supported"
 _KEY = "crossfill"
+_CALL = "call"
 _SCOPE = "crossfill.reuse"
 # Answers of which the header was not yet wanted; the oldest go.
 _MOST_OUTCOMES = 10_000
@@ -109,10 +111,13 @@ class SchedulerHooks:
         if self.engine is None or not forward_batch.forward_mode.is_extend():
             return
         self.engine.begin_batch()
-        for request, prefix in zip(batch.reqs, batch.prefix_lens, strict=True):
+        slots = batch.req_to_token_pool.req_to_token
+        rows = forward_batch.req_pool_indices.tolist()
+        for request, row, prefix in zip(batch.reqs, rows, batch.prefix_lens, strict=True):
             total = len(request.full_untruncated_fill_ids)
             first = self.engine.is_new(request.rid)
-            refusal = self.engine.admit(request.rid, prefix, total)
+            hops = self.engine.provenance.hops_of(slots[row, :prefix].cpu().long()) if first else 0
+            refusal = self.engine.admit(request.rid, prefix, total, hops=hops)
             if not first:
                 continue
             asked = read_asked(request.sampling_params.custom_params)
@@ -128,6 +133,10 @@ class SchedulerHooks:
 
                 request.to_finish = FINISH_ABORT(_why(refusal.value), HTTPStatus.CONFLICT, _REFUSED)
 
+    def after_level(self, result: bool, streamer: Any, key: str) -> bool:
+        """AFTER `SchedulerOutputStreamer.is_request_level_customized_info_key`: ours is told once, not once a token."""
+        return result or key == _KEY
+
 
 class AnswerHooks:
     """Of the process that talks HTTP: keeps what the scheduler said of a request until its answer begins."""
@@ -136,11 +145,14 @@ class AnswerHooks:
         self._outcomes: OrderedDict[str, str] = OrderedDict()
 
     @_harmless
-    def after_meta_info(self, result: None, manager: Any, meta_info: dict[str, Any], *_: Any, **__: Any) -> None:
+    def after_meta_info(
+        self, result: None, manager: Any, meta_info: dict[str, Any], state: Any, *_: Any, **__: Any
+    ) -> None:
         """AFTER `TokenizerManager.update_request_meta_info`."""
         said = meta_info.pop(_KEY, None)
         if said:
-            self._outcomes[meta_info["id"]] = said[0]
+            # Of several choices the first request computes the prompt, and has no choice to show for it.
+            self._outcomes.setdefault(_call_of(state.obj) or meta_info["id"], said[0])
             if len(self._outcomes) > _MOST_OUTCOMES:
                 self._outcomes.popitem(last=False)
 
@@ -154,6 +166,7 @@ class AnswerHooks:
     ) -> Any:
         """AROUND the handlers of a chat completion or a completion, streamed or not."""
         outcome = None
+        _mark_call(adapted)
         try:
             response = await answer(serving, adapted, request, raw_request)
         except HTTPException as error:
@@ -162,17 +175,17 @@ class AnswerHooks:
             # SGLang's own form of our refusal has a number for its type.
             response = serving.create_error_response(error.detail, _REFUSED, HTTPStatus.CONFLICT)
         finally:
-            outcome = self._take(adapted.rid)
+            outcome = self._take(adapted)
             if outcome is not None and raw_request is not None:
                 raw_request.scope[_SCOPE] = outcome
         # A stream tells of the refusal in its first event, with status 200.
         refusal = _refused_stream(adapted, outcome)
         return response if refusal is None else serving.create_error_response(refusal, _REFUSED, HTTPStatus.CONFLICT)
 
-    def _take(self, request_ids: Any) -> str | None:
-        """Of the first request of a call; all of them are taken out."""
-        ids = request_ids if isinstance(request_ids, list) else [request_ids]
-        taken = [outcome for one in ids if (outcome := self._outcomes.pop(one, None)) is not None]
+    def _take(self, adapted: Any) -> str | None:
+        """Of the request of a call that was prefilled first; those of all others are taken out."""
+        ids = adapted.rid if isinstance(adapted.rid, list) else [adapted.rid]
+        taken = [outcome for one in (_call_of(adapted), *ids) if (outcome := self._outcomes.pop(one, None)) is not None]
         return taken[0] if taken else None
 
 
@@ -194,6 +207,30 @@ class ReuseHeader:
         await self._app(scope, receive, send_on)
 
 
+def _word_of(adapted: Any) -> dict[str, Any] | None:
+    """The router's word in a request as the HTTP process has it, to be changed in place."""
+    params = adapted.sampling_params
+    # Of several prompts or choices SGLang makes a list, in place, all of whose members are one.
+    params = params[0] if isinstance(params, list) and params else params
+    custom = params.get("custom_params") if isinstance(params, dict) else None
+    word = custom.get(_KEY) if isinstance(custom, dict) else None
+    return word if isinstance(word, dict) else None
+
+
+@_harmless
+def _mark_call(adapted: Any) -> None:
+    """SGLang gives the requests of several choices ids of their own; what the router said goes with each of them."""
+    word = _word_of(adapted)
+    if word is not None:
+        word[_CALL] = uuid.uuid4().hex
+
+
+@_harmless
+def _call_of(adapted: Any) -> str | None:
+    word = _word_of(adapted)
+    return word.get(_CALL) if word is not None else None
+
+
 def _is_reuse(refusal: Refusal, prefix: int) -> bool:
     """Whether a request that is not guided had its prompt, or most of it, in the worker's own cache."""
     return refusal is Refusal.CACHED or (refusal in {Refusal.TOO_LITTLE, Refusal.NOTHING_STORED} and prefix >= BLOCK)
@@ -202,10 +239,8 @@ def _is_reuse(refusal: Refusal, prefix: int) -> bool:
 @_harmless
 def _refused_stream(adapted: Any, outcome: str | None) -> str | None:
     """Why a stream that requires reuse is refused, from what the scheduler said of it; None if it is not."""
-    params = adapted.sampling_params
-    # Of several prompts or choices SGLang makes a list, in place.
-    params = params[0] if isinstance(params, list) and params else params
-    asked = read_asked(params.get("custom_params") if isinstance(params, dict) else None)
+    word = _word_of(adapted)
+    asked = read_asked({_KEY: word} if word is not None else None)
     required = asked is not None and asked.mode is Mode.REQUIRE and adapted.stream
     refused = outcome is not None and outcome.endswith(_REFUSED_MARK)
     return _why(str(outcome).partition("reason=")[2].removesuffix(_REFUSED_MARK)) if required and refused else None

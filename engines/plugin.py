@@ -83,6 +83,8 @@ def _hooks() -> "dict[str, tuple[str, Callable[..., Any]]]":
             for source in ("disk", "distributed", "tensor", "ipc")
         },
         "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new": ("AFTER", scheduler.after_batch),
+        f"{managers}.scheduler_components.output_streamer.SchedulerOutputStreamer"
+        ".is_request_level_customized_info_key": ("AFTER", scheduler.after_level),
         f"{managers}.tokenizer_manager.TokenizerManager.update_request_meta_info": ("AFTER", answer.after_meta_info),
         **{
             f"{openai}.{serving}._handle_{kind}_request": ("AROUND", answer.around_answer)

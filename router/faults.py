@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from pydantic import ValidationError
     from pydantic_core import ErrorDetails
 
 KeyPath = tuple[str | int, ...]
+
+
+class PlacedError(ValueError):
+    """A value that does not go with another section: `keys` say where it stands, from the top of the file."""
+
+    def __init__(self, keys: KeyPath, text: str) -> None:
+        super().__init__(text)
+        self.keys = keys
+
+
+def unknown_model(keys: KeyPath, name: str, known: Collection[str]) -> PlacedError:
+    """`name` at `keys` is none of the models that are `known`."""
+    close = difflib.get_close_matches(name, known, n=1)
+    meant = f"; did you mean {close[0]!r}?" if close else ""
+    return PlacedError(keys, f"there is no model {name!r} ({', '.join(known)}){meant}")
+
+
+def placed_at(detail: ErrorDetails) -> KeyPath:
+    """Where a `PlacedError` says that a fault is; nothing for other faults."""
+    error = detail.get("ctx", {}).get("error")
+    return error.keys if isinstance(error, PlacedError) else ()
+
 
 # Up to the last @, since a password that was not encoded may hold any other sign.
 _CREDENTIALS = re.compile(r"://\S*@")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Generic, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from cache_store.client.threads import Threads
 from cache_store.errors import StoreError
@@ -31,6 +31,23 @@ LayerRecords = dict[str, dict[int, "Record"]]
 T = TypeVar("T")
 
 
+class _Held:
+    """Bytes of all layers that came and were not taken yet."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        with self._lock:
+            return self._bytes
+
+    def add(self, size_bytes: int) -> None:
+        with self._lock:
+            self._bytes += size_bytes
+
+
 class Fetch(Generic[T]):
     """What one request gets from the store. Safe to use from several threads; nothing here waits unless it says so.
 
@@ -40,9 +57,16 @@ class Fetch(Generic[T]):
     """
 
     def __init__(
-        self, request_id: str, deadline_at_s: float, clock: Callable[[], float], count: Callable[[FetchEnd], None]
+        self,
+        request_id: str,
+        deadline_at_s: float,
+        clock: Callable[[], float],
+        count: Callable[[FetchEnd], None],
+        held: _Held,
+        size: Callable[[T], int],
     ) -> None:
         self.request_id = request_id
+        self._held, self._size = held, size
         self._deadline_at_s = deadline_at_s
         self._clock = clock
         self._changed = threading.Condition()
@@ -85,13 +109,17 @@ class Fetch(Generic[T]):
         with self._changed:
             self._changed.wait_for(lambda: layer in self._ready or self._end is not None, max(0.0, left_s))
             self._ready.discard(layer)
-            return self._layers.pop(layer, None)
+            taken = self._layers.pop(layer, None)
+            if taken is not None:
+                self._held.add(-self._size(taken))
+            return taken
 
     def cancel(self) -> None:
         """The request is gone: read no further, and drop what was read."""
         self._finish(FetchEnd.CANCELLED)
         with self._changed:
             self._coverage = None
+            self._held.add(-sum(map(self._size, self._layers.values())))
             self._layers.clear()
             self._ready.clear()
 
@@ -123,6 +151,7 @@ class Fetch(Generic[T]):
     def _came(self, layer: int, records: T) -> None:
         with self._changed:
             if self._end is None:
+                self._held.add(self._size(records))
                 self._layers[layer] = records
                 self._ready.add(layer)
                 self._changed.notify_all()
@@ -132,14 +161,22 @@ class Fetcher:
     """Starts fetches, on a bounded number of threads, for a bounded number of requests at a time.
 
     A backend that hangs holds these threads and nothing else: requests end at their deadline, and while all threads
-    hang, new ones are refused as `busy` once `in_flight` wait.
+    hang, new ones are refused as `busy` once `in_flight` wait. So are they while requests that wait for their turn hold
+    more than `held_bytes`, and those that are being read then end as `busy` with what they have.
     """
 
     def __init__(
-        self, store: Store, threads: int = 2, in_flight: int = 64, *, clock: Callable[[], float] = time.monotonic
+        self,
+        store: Store,
+        threads: int = 2,
+        in_flight: int = 64,
+        *,
+        held_bytes: int = 512 * 2**20,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._store = store
         self._clock = clock
+        self._held, self._most_held_bytes = _Held(), held_bytes
         self._threads = Threads("crossfill-fetch", threads, in_flight)
         self._failures = SeldomLog(_log, _LOG_EVERY_S, clock)
         self._defects = SeldomLog(_log, _LOG_EVERY_S, clock)
@@ -159,6 +196,7 @@ class Fetcher:
         deadline_s: float,
         *,
         prepare: Callable[[LayerRecords], T],
+        size: Callable[[T], int],
     ) -> Fetch[T]: ...
 
     def start(
@@ -170,23 +208,35 @@ class Fetcher:
         deadline_s: float,
         *,
         prepare: Callable[[LayerRecords], T] | None = None,
+        size: Callable[[T], int] | None = None,
     ) -> Fetch[T] | Fetch[LayerRecords]:
         """Begin to look up a prefix and to read its records of these names; returns at once.
 
         Layers are read in the order in which `names` mentions them first; `prepare` makes of each layer's records what
-        `Fetch.take` gives, on the thread that read them. A fetch that cannot be started has ended as `busy`.
+        `Fetch.take` gives, on the thread that read them, and `size` tells its bytes. A fetch that cannot be started has
+        ended as `busy`.
 
         Raises:
             ValueError: a name is none that `record_name` gives.
         """
         layers = _by_layer(names)
-        fetch: Fetch[T | LayerRecords] = Fetch(
-            request_id, self._clock() + deadline_s, self._clock, self._store.metrics.count_fetch
+        fetch: Fetch[Any] = Fetch(
+            request_id,
+            self._clock() + deadline_s,
+            self._clock,
+            self._store.metrics.count_fetch,
+            self._held,
+            size or _bytes_of,
         )
-        fetch._work = self._threads.submit(lambda: self._run(fetch, namespace, tokens, layers, prepare or _as_read))
+        if not self._is_full:
+            fetch._work = self._threads.submit(lambda: self._run(fetch, namespace, tokens, layers, prepare or _as_read))
         if fetch._work is None:
             fetch._finish(FetchEnd.BUSY)
-        return cast("Fetch[T] | Fetch[LayerRecords]", fetch)
+        return fetch
+
+    @property
+    def _is_full(self) -> bool:
+        return self._held.size_bytes > self._most_held_bytes
 
     def close(self) -> None:
         """Start nothing more."""
@@ -207,6 +257,9 @@ class Fetcher:
             fetch._found(coverage)
             for layer, names in layers.items():
                 if not fetch._goes_on():
+                    return
+                if self._is_full:
+                    fetch._finish(FetchEnd.BUSY)
                     return
                 records = self._read(namespace, coverage, names)
                 # What came after a flush does not go with what was there before it.
@@ -236,6 +289,10 @@ class Fetcher:
 
 def _as_read(records: LayerRecords) -> LayerRecords:
     return records
+
+
+def _bytes_of(records: LayerRecords) -> int:
+    return sum(len(record.payload) for of_name in records.values() for record in of_name.values())
 
 
 def _by_layer(names: Sequence[str]) -> dict[int, list[str]]:

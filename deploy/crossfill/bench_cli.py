@@ -94,7 +94,10 @@ def reuse(
     layers: Annotated[
         str, typer.Option(help="Sender layer of each receiver layer; by default those that fit, or the last ones.")
     ] = "",
-    weights: Annotated[Weights, typer.Option(help="How heads are mixed.")] = Weights.UNIFORM,
+    weights: Annotated[
+        Weights | None,
+        typer.Option(help="How heads are mixed; by default identity for the demo pair, else uniform."),
+    ] = None,
     top_p: Annotated[float, typer.Option(min=0.01, max=1.0, help="Attention mass to keep.")] = 0.95,
     first_layer: Annotated[int, typer.Option(min=0, help="First guided layer.")] = 3,
     tokens: Annotated[str, typer.Option(help="Lengths of prompts.")] = "1024,2048,4096,7680",

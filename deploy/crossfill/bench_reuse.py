@@ -28,7 +28,7 @@ from engines.reuse.identity import read_identity
 from engines.reuse.settings import PairSettings, ReuseSettings, Weights, align_suffix
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from rich.console import Console
 
@@ -56,7 +56,7 @@ def read_pair(
     *,
     layers: Sequence[int] = (),
     first_layer: int = 3,
-    weights: Weights = Weights.UNIFORM,
+    weights: Weights | None = None,
     top_p: float = 0.95,
 ) -> PairSettings:
     """How `receiver` is to use `sender`.
@@ -64,6 +64,7 @@ def read_pair(
     Args:
         folders: of both models, by name.
         layers: sender layer of each receiver layer; by default the known ones of the demo pair, else the last ones.
+        weights: how heads are mixed; by default `identity` for the demo pair, whose heads were one, else `uniform`.
 
     Raises:
         BenchError: the models cannot share.
@@ -71,14 +72,15 @@ def read_pair(
     theirs, own = read_identity(sender, folders[sender]), read_identity(receiver, folders[receiver])
     if theirs.tokenizer != own.tokenizer:
         raise BenchError(f"{receiver} cannot use what {sender} leaves: they have different tokenizers")
-    if not layers and (sender, receiver) == (SENDER, RECEIVER):
+    is_demo = (sender, receiver) == (SENDER, RECEIVER)
+    if not layers and is_demo:
         layers = [layer for layer in range(theirs.layers) if layer not in _DROPPED]
     try:
         return PairSettings(
             sender=theirs,
             layers=tuple(layers) or align_suffix(own.layers, theirs.layers),
             first_layer=first_layer,
-            weights=weights,
+            weights=weights or (Weights.IDENTITY if is_demo else Weights.UNIFORM),
             top_p=top_p,
             # What is to be measured must not be refused.
             min_tokens=PAGE,
@@ -99,10 +101,13 @@ def bench_reuse(
     """
     if any(tokens % PAGE or tokens < 2 * PAGE for tokens in bench.tokens):
         raise BenchError(f"prompts have whole pages of {PAGE} tokens, two at the least")
-    rounds = asyncio.run(_time_workers(bench, folders, progress))
-    if output:
-        # The longer half is still to come; what is interrupted then need not be measured again.
-        _write(output, report(bench, []) | {"rounds": {tokens: asdict(one) for tokens, one in rounds.items()}})
+
+    def keep(rounds: Mapping[int, Rounds]) -> None:
+        # Hours may be still to come; what is interrupted then need not be measured again.
+        if output:
+            _write(output, report(bench, []) | {"rounds": {tokens: asdict(one) for tokens, one in rounds.items()}})
+
+    rounds = asyncio.run(_time_workers(bench, folders, keep, progress))
     pair = _load(bench, folders)
     figures = [_study(bench, pair, tokens, rounds[tokens], progress) for tokens in bench.tokens]
     for table in tables(bench, figures):
@@ -116,7 +121,9 @@ def _write(output: Path, data: Mapping[str, Any]) -> None:
     output.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 
-async def _time_workers(bench: ReuseBench, folders: Mapping[str, Path], progress: Bars) -> dict[int, Rounds]:
+async def _time_workers(
+    bench: ReuseBench, folders: Mapping[str, Path], keep: Callable[[Mapping[int, Rounds]], None], progress: Bars
+) -> dict[int, Rounds]:
     from engines.models.loading import import_transformers
     from engines.reuse.study.passages import passage
 
@@ -137,7 +144,7 @@ async def _time_workers(bench: ReuseBench, folders: Mapping[str, Path], progress
             )
             # The first requests of a process find nothing warm.
             await measure(sender, receiver, prompts(_WARM_UP_TOKENS, 2), PAGE, lambda _: None)
-            measured = {}
+            measured: dict[int, Rounds] = {}
             for tokens in bench.tokens:
                 stage = f"{tokens} tokens, time to first token"
                 progress(stage, 0, bench.rounds)
@@ -148,6 +155,7 @@ async def _time_workers(bench: ReuseBench, folders: Mapping[str, Path], progress
                     PAGE,
                     lambda done, stage=stage: progress(stage, done, bench.rounds),  # type: ignore[misc]
                 )
+                keep(measured)
             return measured
 
 

@@ -19,6 +19,7 @@ from router.config import (
     SystemRole,
     WorkerUrl,
 )
+from router.faults import PlacedError, unknown_model
 
 
 def _no_foreign_options(settings: WorkerSettings) -> WorkerSettings:
@@ -113,12 +114,15 @@ class StackConfig(RouterSections):
     def _names_fit(self) -> Self:
         # The router's own checks: names unique, ladder known.
         self.outline()
-        started = {model.name for model in self.models if model.source is not None}
-        for pair in self.reuse.pairs:
-            if (
-                other := next((name for name in (pair.sender, pair.receiver) if name not in started), None)
-            ) is not None:
-                raise ValueError(f"reuse.pairs names {other!r}, which is no model that is started here")
+        names = [model.name for model in self.models]
+        elsewhere = {model.name for model in self.models if model.source is None}
+        for place, pair in enumerate(self.reuse.pairs):
+            for key in ("sender", "receiver"):
+                keys, name = ("reuse", "pairs", place, key), getattr(pair, key)
+                if name not in names:
+                    raise unknown_model(keys, name, names)
+                if name in elsewhere:
+                    raise PlacedError(keys, f"{name!r} is served elsewhere (urls), and reuse needs a source")
         if self.reuse.pairs and self.store.url.startswith("memory:"):
             raise ValueError("reuse.pairs needs a store that processes share; memory:// is within one process")
         return self

@@ -13,7 +13,8 @@ def check(
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="Files of a stack or a router.")],
 ) -> None:
     """Check files, and the files that they name; status 1 if one has a fault."""
-    from crossfill.config_file import check_files, kind_of, load_any
+    from crossfill.config_file import check_files, check_pairs, kind_of, load_any
+    from crossfill.errors import StartError
     from router.errors import ConfigError
 
     faults = 0
@@ -21,9 +22,12 @@ def check(
         try:
             config = load_any(file)
             check_files(config)
-        except ConfigError as error:
+            check_pairs(config)
+        except (ConfigError, StartError) as error:
             faults += 1
-            typer.echo(f"crossfill: {error}", err=True)
+            # A pair has no line: both models can be read, and do not fit each other.
+            where = f"{file}: " if isinstance(error, StartError) else ""
+            typer.echo(f"crossfill: {where}{error}", err=True)
         else:
             count = len(config.models)
             typer.echo(f"{file}: ok ({kind_of(config)}, {count} {'model' if count == 1 else 'models'})")

@@ -5,6 +5,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from crossfill.config import StackConfig, StackModel
+from crossfill.reuse_plan import reuse_settings
+from engines.models.catalogue import CATALOGUE
+from engines.models.prepare import DEFAULT_ROOT
 from router.config import ModelConfig, RouterConfig, RouterSections, load_yaml
 from router.config.yaml_file import read_mapping
 from router.decision.decider import build_scorer
@@ -31,6 +34,22 @@ def check_files(config: RouterSections) -> None:
     """Build what needs the files that `config` names. Raises ConfigError if one of them cannot be used."""
     build_scorer(config.routing)
     open_keyrings(config.auth)
+
+
+def check_pairs(config: RouterSections, models_root: Path = DEFAULT_ROOT) -> None:
+    """Compare the models of a stack's pairs, as far as they are there already. Raises StartError if a pair cannot work.
+
+    Args:
+        config: of a stack; of a router, which has none.
+        models_root: where models of the catalogue are made.
+    """
+    if not isinstance(config, StackConfig):
+        return
+    sources = {model.name: model.source for model in config.models if model.source is not None}
+    folders = {source: models_root / source if source in CATALOGUE else Path(source) for source in sources.values()}
+    there = {name for name, source in sources.items() if folders[source].is_dir()}
+    pairs = tuple(pair for pair in config.reuse.pairs if {pair.sender, pair.receiver} <= there)
+    reuse_settings(config.model_copy(update={"reuse": config.reuse.model_copy(update={"pairs": pairs})}), folders)
 
 
 def effective(config: StackConfig | RouterConfig) -> JsonObject:

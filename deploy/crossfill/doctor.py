@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 
 from crossfill.config import StackConfig
-from crossfill.config_file import check_files, kind_of, load_any
+from crossfill.config_file import check_files, check_pairs, kind_of, load_any
 from crossfill.errors import CrossfillError
 from crossfill.plan import reachable, settle
 from crossfill.ports import Ports
@@ -86,6 +86,7 @@ def _kernels() -> str:
 def _configuration(file: Path) -> str:
     config = load_any(file)
     check_files(config)
+    check_pairs(config)
     return f"{file} ({kind_of(config)})"
 
 

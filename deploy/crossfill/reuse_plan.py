@@ -59,6 +59,10 @@ def _pair(pair: PairConfig, identities: Mapping[str, ModelIdentity]) -> PairSett
     if sender.tokenizer != receiver.tokenizer:
         raise StartError(f"{what} have different tokenizers, so neither knows the other's tokens")
     layers = align_suffix(receiver.layers, sender.layers) if pair.layers == "suffix" else pair.layers
+    if len(layers) != receiver.layers:
+        raise StartError(
+            f"{what}: layers names {len(layers)}, one for each that {pair.receiver} has: {receiver.layers}"
+        )
     tuning = {name: getattr(pair, name) for name in PairTuning.model_fields}
     try:
         return PairSettings(**tuning, sender=sender, layers=layers)

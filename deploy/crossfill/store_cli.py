@@ -30,7 +30,7 @@ Url = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="For machines.")]
 Tenant = Annotated[str | None, typer.Option(help="Only this tenant's.")]
 Model = Annotated[str | None, typer.Option(help="Only of this model.")]
-Revision = Annotated[str | None, typer.Option(help="Only of these weights, by their digest.")]
+Revision = Annotated[str | None, typer.Option(help="Only of these weights: their digest, or how it begins.")]
 
 
 @app.command()
@@ -63,8 +63,8 @@ def inspect(
 
     if key.strip("0123456789abcdefABCDEF"):
         raise typer.BadParameter("a key is hexadecimal", param_hint="--key")
-    wanted = {"tenant": tenant, "model": model, "revision": revision}
     with _opened(url) as backend:
+        wanted = {"tenant": tenant, "model": model, "revision": _whole(backend, revision)}
         fitting = (
             (info, page)
             for info, page in backend.scan()
@@ -113,6 +113,7 @@ def flush(
     if everything == any(value is not None for value in wanted.values()):
         raise typer.BadParameter("say what to flush, or --all", param_hint="--tenant, --model, --revision")
     with _opened(url) as backend:
+        wanted["revision"] = _whole(backend, revision)
         show_reclaimed("flushed", backend.flush(**wanted), as_json=as_json)
 
 
@@ -206,6 +207,17 @@ def _opened(url: str | None, *, make: bool = False) -> Iterator["Backend"]:
         yield backend
     finally:
         backend.close()
+
+
+def _whole(backend: "Backend", revision: str | None) -> str | None:
+    """The one revision in the store that begins so; as it is, if it is there itself or nothing begins so."""
+    if revision is None:
+        return None
+    revisions = {scope.info.revision for scope in backend.stats().scopes}
+    begun = sorted(one for one in revisions if one.startswith(revision))
+    if len(begun) > 1 and revision not in begun:
+        raise typer.BadParameter(f"{revision!r} begins several: {', '.join(begun)}", param_hint="--revision")
+    return begun[0] if begun and revision not in begun else revision
 
 
 def _size_bytes(text: str) -> int:

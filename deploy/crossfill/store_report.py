@@ -167,7 +167,10 @@ def _table(*columns: str, right: Sequence[str] = ()) -> Table:
 def _print(table: Table) -> None:
     from rich.console import Console
 
-    Console(markup=False, highlight=False).print(table)
+    console = Console(markup=False, highlight=False)
+    # What goes into a pipe or a file has no edge to be folded at.
+    width = None if console.is_terminal else max(console.width, console.measure(table).maximum)
+    console.print(table, width=width, no_wrap=width is not None, crop=False)
 
 
 def _info_json(info: ScopeInfo) -> dict[str, str]:

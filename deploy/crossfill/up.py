@@ -16,7 +16,7 @@ from rich.console import Console
 from crossfill.board import Board
 from crossfill.child import Child, ChildSpec, State
 from crossfill.config import StackConfig
-from crossfill.config_file import check_files
+from crossfill.config_file import check_files, check_pairs
 from crossfill.errors import StartError
 from crossfill.plan import Plan, make_plan, write_router_file
 from crossfill.ports import Ports
@@ -53,6 +53,7 @@ def up(
     """
     # Before anything is built or started: a slip shows at once.
     check_files(config)
+    check_pairs(config, models_root)
     with _alone(state_dir), Ports(config.first_worker_port) as ports:
         folders = prepare_sources([m.source for m in config.models if m.source is not None], models_root)
         plan = make_plan(config, folders, state_dir, ports)

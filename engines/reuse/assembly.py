@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("crossfill.reuse")
 
+_REFRESH_S = 30.0
+
 
 def assemble(settings: ReuseSettings, *, slots: int, store: Store | None = None) -> ReuseEngine:
     """A worker's part in reuse.
@@ -35,21 +37,25 @@ def assemble(settings: ReuseSettings, *, slots: int, store: Store | None = None)
     """
     store = store or open_store_later(settings.store, StoreMetrics(REGISTRY))
     metrics = ReuseMetrics()
-    fetcher = Fetcher(store, settings.store.fetch_threads, settings.store.fetches_in_flight)
+    told = settings.store
+    fetcher = Fetcher(store, told.fetch_threads, told.fetches_in_flight, held_bytes=told.fetched_bytes)
     sender = None
     if settings.publish:
-        publisher = Publisher(store, settings.store.queue_bytes)
-        deadline_s = settings.store.fetch_deadline_s
-        sender = Sender(publisher, metrics, most_bytes=settings.capture_bytes, wait_s=deadline_s)
+        publisher = Publisher(store, told.queue_bytes)
+        sender = Sender(publisher, metrics, most_bytes=settings.capture_bytes, wait_s=told.fetch_deadline_s)
     receiver = Receiver(settings, fetcher, metrics)
     takes = ", ".join(pair.sender.name for pair in settings.pairs) or "nobody"
     _log.info("%s publishes %d layers and takes from %s", settings.model.name, len(settings.publish), takes)
-    # Not by the first request, which would go without.
-    threading.Thread(target=_open, args=(store,), name="crossfill-open", daemon=True).start()
+    # The first time opens the store, which is not left to the first request: it would go without.
+    threading.Thread(target=watch, args=(store, threading.Event()), name="crossfill-watch", daemon=True).start()
     return ReuseEngine(settings, fetcher, receiver, sender, metrics, slots=slots)
 
 
-def _open(store: Store) -> None:
-    # Counted and logged where it fails; the next call tries again.
-    with suppress(StoreError):
-        store.stats()
+def watch(store: Store, ended: threading.Event, refresh_s: float = _REFRESH_S) -> None:
+    """Look at the size of the store now and every `refresh_s` seconds, for its gauges, until `ended` is set."""
+    while True:
+        # Counted and logged where it fails; the next call tries again.
+        with suppress(StoreError):
+            store.stats()
+        if ended.wait(refresh_s):
+            return

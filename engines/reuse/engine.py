@@ -18,11 +18,11 @@ from crossfill_kernels.rows import BLOCK, Rows, rows_at
 from crossfill_kernels.slots import as_slots
 from engines.reuse.chunk import Chunk, Part
 from engines.reuse.metrics import Missed
-from engines.reuse.plan import Plan, Run, dense_run, runs_of
+from engines.reuse.plan import Plan, dense_run, runs_of
 from engines.reuse.provenance import Provenance
 from engines.reuse.receiver import Patience, Pending, namespace_of
 from engines.reuse.refusal import Refusal
-from engines.reuse.sender import Captured
+from engines.reuse.sender import Captured, is_wanted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -135,13 +135,14 @@ class ReuseEngine:
         known = self._known.get(request_id)
         return known is None or not known.planned
 
-    def admit(self, request_id: str, start: int, total: int) -> Refusal | None:
+    def admit(self, request_id: str, start: int, total: int, *, hops: int = 0) -> Refusal | None:
         """The next chunk of a request will be computed: decide how, if it is the first.
 
         Args:
             request_id: that arrived.
             start: tokens that are in this worker's own cache.
             total: tokens that are prefilled in all.
+            hops: of what is in the cache.
 
         Returns:
             Why the request is not guided; None if it is.
@@ -165,6 +166,8 @@ class ReuseEngine:
                 else self._receiver.decide(taken, start, total, self._patience(start, total))
             )
             self._note(known, found, start, total)
+            if hops:
+                known.outcome += f"; prefix_hops={hops}"
         return None if known.plan else known.taken if isinstance(known.taken, Refusal) else Refusal.FAILED
 
     def outcome(self, request_id: str) -> str:
@@ -189,13 +192,10 @@ class ReuseEngine:
         guided_from = next((run.start - start for run in runs if run.guided), None)
         self.provenance.extend(slots[start:stop].long().cpu(), before, guided_from)
         is_last = known is None or stop >= len(known.tokens)
-        wants = known is not None and known.stored is not None and before == 0 and not runs[0].guided
+        stored = known.stored if known is not None and before == 0 and not runs[0].guided else None
+        wanted = stored is not None and is_wanted(runs[0].start, runs[0].stop, is_last, self._publish, stored)
         parts = tuple(
-            Part(
-                run,
-                rows_at(range(run.start, run.stop)).to(device),
-                captured=wants and index == 0 and self._worth(run, is_last),
-            )
+            Part(run, rows_at(range(run.start, run.stop)).to(device), captured=wanted and index == 0)
             for index, run in enumerate(runs)
         )
         return Chunk(request_id, rows.to(device), as_slots(slots), parts, plan, is_last)
@@ -365,11 +365,6 @@ class ReuseEngine:
         known.taken = found
         self._metrics.count_refused(found.mode, found, blocks)
         known.outcome = f"{found.mode}; reason={found.value}"
-
-    @staticmethod
-    def _worth(run: Run, is_last: bool) -> bool:
-        """Whether a run has the end of a row block, or the beginning of one that a next chunk may complete."""
-        return not is_last or run.stop // BLOCK > run.start // BLOCK
 
 
 def _on_host(mass: BlockMass) -> BlockMass:

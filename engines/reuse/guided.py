@@ -39,6 +39,11 @@ class GuidedLayer:
     index: BlockIndex
     places: Mapping[int, int]
 
+    @property
+    def size_bytes(self) -> int:
+        """Of the lists."""
+        return sum(one.nbytes for one in (self.index.blocks, self.index.offsets, self.index.columns))
+
     def density(self, blocks: Collection[int]) -> float:
         """Kept blocks of these row blocks as a share of the causal ones; 1 if it has none of them."""
         there = [block for block in blocks if block in self.places]

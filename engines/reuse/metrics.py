@@ -38,7 +38,9 @@ class ReuseMetrics:
             return Counter(f"crossfill_reuse_{name}", text, labels, registry=registry)
 
         self._requests = counter(
-            "requests", "Requests by how they were prefilled; `reason` says why not guided.", ("mode", "reason")
+            "requests",
+            "Requests by how they were prefilled; `reason` says why not guided.",
+            ("mode", "reason"),
         )
         self._blocks = counter(
             "row_blocks", "Row blocks of prompts by how they were prefilled: guided, or dense by reason.", ("outcome",)
@@ -60,7 +62,7 @@ class ReuseMetrics:
 
     def count_guided(self, blocks: int, density: float) -> None:
         """A request is prefilled with the help of others' masses."""
-        self._requests.labels("guided", "").inc()
+        self._requests.labels("guided", "none").inc()
         self._blocks.labels("guided").inc(blocks)
         self._density.observe(density)
 

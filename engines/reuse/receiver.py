@@ -175,6 +175,7 @@ class Receiver:
             _names(pair),
             self._settings.store.fetch_deadline_s,
             prepare=partial(self._prepare, pair),
+            size=_bytes_of,
         )
 
     def _prepare(self, pair: PairSettings, records: LayerRecords) -> GuidedLayer | None:
@@ -187,6 +188,10 @@ class Receiver:
         except MassRecordError as error:
             self._malformed.warn(f"masses of {pair.sender.name} are not used: {error}")
             return None
+
+
+def _bytes_of(layer: GuidedLayer | None) -> int:
+    return 0 if layer is None else layer.size_bytes
 
 
 def _names(pair: PairSettings) -> list[str]:

@@ -24,7 +24,7 @@ from engines.reuse.mass_records import pack_masses
 from engines.reuse.metrics import Unpublished
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from cache_store.client.fetch import Fetch, LayerRecords
     from cache_store.client.publish import Publisher
@@ -190,6 +190,24 @@ class Sender:
             while len(self._cuts) > _MOST_UNFINISHED:
                 self._cuts.popitem(last=False)
         return whole
+
+
+def is_wanted(start: int, stop: int, is_last: bool, layers: Collection[int], stored: Fetch[LayerRecords]) -> bool:
+    """Whether masses of rows [start, stop) of a prompt may complete a row block that the store lacks, as far as known.
+
+    Args:
+        is_last: whether no chunk follows.
+        layers: that are published.
+        stored: what the store had when the request arrived; not waited for.
+    """
+    last = (stop // BLOCK if is_last else -(-stop // BLOCK)) - 1
+    touched = range(start // BLOCK, last + 1)
+    coverage = stored.coverage()
+    if coverage is None:
+        return bool(touched)
+    names = frozenset(record_name(Kind.MASS, layer) for layer in layers)
+    # Of the last, incomplete page of a prompt nothing is ever left.
+    return any(block < len(coverage.records) and not names <= coverage.records[block].keys() for block in touched)
 
 
 def _joined(mass: BlockMass, earlier: torch.Tensor) -> BlockMass:

@@ -56,13 +56,18 @@ class RowBlocks(Answer):
 
 
 class ReuseReport(Answer):
-    """What a worker made of state that others left, as far as it said. `reason` is why nothing was reused."""
+    """What a worker made of state that others left, as far as it said. `reason` is why nothing was reused.
+
+    `prefix_hops` is there if earlier tokens of the prompt stood in the worker's own cache and were approximate: so many
+    reuses lie between them and an exact computation.
+    """
 
     mode: ReuseMode
     reason: ReuseReason | None = None
     row_blocks: RowBlocks | None = None
     density: float | None = Field(default=None, ge=0, le=1)
     sender: str | None = None
+    prefix_hops: int | None = Field(default=None, ge=1)
 
 
 class Report(Answer):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from router.config.values import ConfigPath, Finite, NotNegative, Section, repeated
+from router.faults import unknown_model
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -86,9 +87,9 @@ class RoutingConfig(Section):
 
     def require_known(self, models: tuple[str, ...]) -> None:
         """Raise ValueError if the ladder names a model that is not in `models`."""
-        for name in self.ladder or ():
+        for place, name in enumerate(self.ladder or ()):
             if name not in models:
-                raise ValueError(f"routing.ladder names {name!r}, which is not in models ({', '.join(models)})")
+                raise unknown_model(("routing", "ladder", place), name, models)
 
     def require_costs(self, priced: Collection[str]) -> None:
         """Raise ValueError if cost counts and a model of the ladder is not among the `priced` ones."""

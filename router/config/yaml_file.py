@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from router.config.text_file import read_bounded
 from router.config.yaml_nodes import check_nodes
 from router.errors import ConfigError
-from router.faults import data_path, without_credentials
+from router.faults import data_path, placed_at, without_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,7 +84,7 @@ def _explain(
     details = _causes(error.errors(include_url=False))
     # An unknown key is usually the cause of a missing one.
     first = next((detail for detail in details if detail["type"] == "extra_forbidden"), details[0])
-    keys = data_path(data, first)
+    keys = (*data_path(data, first), *placed_at(first))
     where = f"{path}:{line}" if (line := _line(root, keys)) else str(path)
     more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
     # What was given may be a URL in the wrong place, and a message may reach a log.

@@ -22,6 +22,7 @@ LONGEST_HEADER = 512
 
 _NOT_PRINTABLE = re.compile(r"[^\x20-\x7e]")
 _BLOCKS = re.compile(r"([0-9]{1,9})/([0-9]{1,9})", re.ASCII)
+_HOPS = re.compile(r"[1-9][0-9]{0,2}", re.ASCII)
 _SHARE = re.compile(r"[01](?:\.[0-9]{1,9})?", re.ASCII)
 
 
@@ -75,7 +76,8 @@ class ReuseOutcome:
 
     `header` are its own words, printable ASCII and at most LONGEST_HEADER long; empty if it said nothing at all, as
     workers without reuse do. `density` is the share of attention blocks that were computed, `sender` the model whose
-    state was used.
+    state was used. `prefix_hops` is how many reuses lie between an exact computation and what the worker had in its own
+    cache of the prompt; None if that was exact.
     """
 
     header: str = ""
@@ -84,6 +86,7 @@ class ReuseOutcome:
     row_blocks: RowBlocks | None = None
     density: float | None = None
     sender: str | None = None
+    prefix_hops: int | None = None
 
     def to_json(self) -> JsonObject:
         """For clients: the mode, and what else was said."""
@@ -93,6 +96,7 @@ class ReuseOutcome:
             "row_blocks": self.row_blocks.to_json() if self.row_blocks else None,
             "density": self.density,
             "sender": self.sender,
+            "prefix_hops": self.prefix_hops,
         }
         return {name: value for name, value in told.items() if value is not None}
 
@@ -118,6 +122,7 @@ def reuse_outcome(headers: Iterable[tuple[str, str]]) -> ReuseOutcome:
         _row_blocks(values.get("blocks", "")),
         _density(values.get("density", "")),
         _sender(values.get("sender", "")),
+        _hops(values.get("prefix_hops", "")),
     )
 
 
@@ -149,6 +154,10 @@ def _row_blocks(text: str) -> RowBlocks | None:
 
 def _density(text: str) -> float | None:
     return share if _SHARE.fullmatch(text) and (share := float(text)) <= 1 else None
+
+
+def _hops(text: str) -> int | None:
+    return int(text) if _HOPS.fullmatch(text) else None
 
 
 def _sender(text: str) -> str | None:

@@ -92,6 +92,50 @@ def test_files_that_a_file_names_are_checked(crossfill, write, models, section, 
     assert not ended.stdout
 
 
+def pair_of(tmp_path, layers, **pair):
+    models = []
+    for name in ("large", "small"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text('{"num_hidden_layers": 6, "num_attention_heads": 4}')
+        (folder / "model.safetensors").write_bytes(b"w")
+        models.append({"name": name, "source": str(folder)})
+    pairs = [{"sender": "large", "receiver": "small", "layers": layers, **pair}]
+    return yaml.safe_dump({"models": models, "reuse": {"pairs": pairs}}, sort_keys=False)
+
+
+@pytest.mark.parametrize(
+    ("layers", "fault"),
+    [([0, 1, 2, 3, 4, 5], None), ([0, 1], "reuse.pairs: large and small: layers names 2, "), ("suffix", None)],
+)
+def test_pairs_of_models_that_are_there_are_compared_with_them(crossfill, write, tmp_path, layers, fault):
+    path = write(pair_of(tmp_path, layers))
+    ended = crossfill("config", "check", path)
+    assert ended.returncode == (fault is not None)
+    assert fault is None or ended.stderr.startswith(f"crossfill: {path}: {fault}")
+
+
+@pytest.mark.parametrize("away", ["org/model", "smollm2-135m-instruct"])
+def test_pairs_of_models_that_are_not_there_yet_are_not(crossfill, write, tmp_path, away, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = pair_of(tmp_path, [0, 1]).replace(f"source: {tmp_path}/large", f"source: {away}")
+    assert away in text
+    assert crossfill("config", "check", write(text)).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "fault"),
+    [
+        ("sender", "larg", ":8: reuse.pairs.0.sender: there is no model 'larg' (large, small); did you mean 'large'?"),
+        ("receiver", "x", ":9: reuse.pairs.0.receiver: there is no model 'x' (large, small)"),
+    ],
+)
+def test_a_pair_of_an_unknown_model_is_told_with_its_line(crossfill, write, tmp_path, key, name, fault):
+    path = write(pair_of(tmp_path, "suffix", **{key: name}))
+    ended = crossfill("config", "check", path)
+    assert ended.stderr == f"crossfill: {path}{fault}\n"
+
+
 @pytest.mark.parametrize(
     ("text", "model"),
     [

@@ -82,7 +82,7 @@ def test_workers_get_it_in_their_environment(folders, tmp_path):
 @pytest.mark.parametrize(
     ("pair", "said"),
     [
-        ({"layers": [0, 1, 2, 3, 4]}, "small has 6"),
+        ({"layers": [0, 1, 2, 3, 4]}, "layers names 5, .* small has: 6"),
         ({"layers": [0, 1, 2, 3, 4, 8]}, "names one that large lacks"),
         ({"first_layer": 6}, "no layer is left"),
     ],
@@ -106,7 +106,7 @@ def test_a_model_must_lie_in_a_folder(folders):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"reuse": {"pairs": [{**PAIR, "sender": "nobody"}]}}, "'nobody', which is no model that is started here"),
+        ({"reuse": {"pairs": [{**PAIR, "sender": "larg"}]}}, "no model 'larg' .*; did you mean 'large'"),
         ({"reuse": {"pairs": [{**PAIR, "sender": "small"}]}}, "sender and receiver"),
         ({"store": {"url": "memory://"}}, "memory:// is within one process"),
         ({"reuse": {"pairs": [{**PAIR, "layers": "prefix"}]}}, "suffix"),

@@ -156,7 +156,10 @@ with Ports(31750) as ports:
         ({"models": [{"name": "a"}]}, "needs source (to be started here) or urls"),
         ({"models": [{"name": "a", "source": "s", "urls": ["http://h:1"]}]}, "has both source"),
         ({"models": [{"name": "a", "replicas": 2, "urls": ["http://h:1"]}]}, "replicas and worker are for source"),
-        (two_models(routing={"ladder": ["small", "lrage"]}), "names 'lrage', which is not in models"),
+        (
+            two_models(routing={"ladder": ["small", "lrage"]}),
+            ":10: routing.ladder.1: there is no model 'lrage' (small, large); did you mean 'large'?",
+        ),
         ({"models": [{"name": "a", "source": "s"}, {"name": "a", "source": "t"}]}, "twice"),
         (two_models(worker={"thread": 1}), "did you mean 'worker.threads'"),
         (two_models(worker={"extra_args": ["--port", "1"]}), "may not set --port"),

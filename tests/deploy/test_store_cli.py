@@ -166,6 +166,26 @@ def test_flush_takes_what_fits(store, folder):
     assert found(folder, TWO).names == frozenset()
 
 
+def test_flush_takes_the_beginning_of_a_revision_as_stats_shows_it(store, folder):
+    assert store("flush", "--revision", ("r1" * 16)[:12]).stdout.startswith("flushed: 4 pages")
+    assert found(folder, TWO).contiguous_pages("mass/0") == 4
+    assert len(json.loads(store("inspect", "--revision", "r2", "--json").stdout)) == 4
+    assert store("flush", "--revision", "r9").stdout.startswith("flushed: 0 pages")
+
+
+def test_a_beginning_of_several_revisions_is_refused(shell, folder):
+    ended = shell("flush", "--revision", "r")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "begins several" in ended.stderr
+    assert found(folder, ONE).contiguous_pages("mass/0") == 4
+
+
+def test_tables_in_a_pipe_are_not_folded(shell):
+    lines = shell("inspect").stdout.splitlines()
+    assert len(lines) == 9
+    assert all("small" in line or "large" in line for line in lines[1:])
+
+
 @pytest.mark.parametrize("arguments", [(), ("--all", "--tenant", "acme")], ids=["nothing", "both"])
 def test_flush_wants_to_be_told_exactly_what(shell, folder, arguments):
     ended = shell("flush", *arguments)

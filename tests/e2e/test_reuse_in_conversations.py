@@ -75,7 +75,21 @@ def test_six_turns_with_three_switches_find_their_prefix_in_the_store(stack, sto
     assert sum(map(bool, coverage.records)) >= 0.9 * len(coverage.pages)
     # The control: the small model has left nothing.
     assert not store.match(namespace_of(models_root, small, LOCAL_TENANT), prefix).names
-    assert outcome(ask(stack, small, messages)).startswith(("guided", "none; reason=cached", "none; reason=too_little"))
+    # It has its earlier turns itself, the first of which was guided, and says so.
+    assert re.fullmatch(r"none; reason=(cached|too_little); prefix_hops=1", outcome(ask(stack, small, messages)))
+    assert outcome(ask(stack, small, messages, crossfill={"reuse": "off"})) == "none; reason=off"
+
+
+@pytest.mark.parametrize("more", [{"n": 2}, {"n": 2, "stream": True}, {"stream": True}], ids=str)
+def test_several_choices_say_how_their_prompt_was_prefilled(stack, more):
+    sender = stack.workers["tiny-llama"][0]
+    before = stack.counter(sender, "crossfill_store_published_pages_total")
+    messages = [{"role": "user", "content": " ".join(f"choice{more}{n}" for n in range(100))}]
+    ask(stack, "tiny-llama", messages)
+    wait_until_left(stack, sender, 3, before)
+    answer = ask(stack, "tiny-qwen3", messages, **more)
+    assert outcome(answer).startswith("guided; ")
+    assert outcome(ask(stack, "tiny-qwen3", messages, **more)).startswith("none; reason=cached; prefix_hops=1")
 
 
 def test_a_stream_says_it_too_and_the_routers_ttft_knows_it(stack):

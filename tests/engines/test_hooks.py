@@ -5,10 +5,12 @@ from array import array
 from types import SimpleNamespace
 
 import pytest
+import torch
 from fastapi import HTTPException
 
 from engines.hooks import HEADER, AnswerHooks, ReuseHeader, SchedulerHooks
 from engines.reuse.asked import Asked, Mode, read_asked
+from engines.reuse.provenance import Provenance
 from engines.reuse.refusal import Refusal
 
 
@@ -16,7 +18,7 @@ class Engine:
     """Notes its calls; refuses what it is told to refuse."""
 
     def __init__(self, refusal=None):
-        self.calls, self.refusal = [], refusal
+        self.calls, self.refusal, self.provenance = [], refusal, Provenance(8)
 
     def __getattr__(self, name):
         def call(*arguments, **named):
@@ -97,18 +99,20 @@ def test_a_required_reuse_that_is_surely_refused_is_aborted_at_its_arrival():
 
 
 def batch(*requests, prefix=0):
-    return SimpleNamespace(reqs=requests, prefix_lens=[prefix] * len(requests))
+    pool = SimpleNamespace(req_to_token=torch.arange(8, dtype=torch.int32).expand(4, 8))
+    return SimpleNamespace(reqs=requests, prefix_lens=[prefix] * len(requests), req_to_token_pool=pool)
 
 
-def forward(is_extend=True):
-    return SimpleNamespace(forward_mode=SimpleNamespace(is_extend=lambda: is_extend))
+def forward(is_extend=True, count=1):
+    mode = SimpleNamespace(is_extend=lambda: is_extend)
+    return SimpleNamespace(forward_mode=mode, req_pool_indices=torch.arange(count))
 
 
 def test_a_batch_freezes_plans_and_notes_the_outcome():
     hooks = SchedulerHooks()
     hooks.engine = Engine()
     hooks.after_batch(forward(), None, batch(made := request()))
-    assert ("admit", "r", 0, 2) in hooks.engine.calls
+    assert ("admit", "r", 0, 2, ("hops", 0)) in hooks.engine.calls
     assert made.customized_info == {"crossfill": ["guided; blocks=1/2"]}
     assert made.to_finish is None
     hooks.engine.calls.clear()
@@ -116,10 +120,24 @@ def test_a_batch_freezes_plans_and_notes_the_outcome():
     assert hooks.engine.calls == []
 
 
+def test_a_batch_tells_how_exact_the_own_cache_of_a_prompt_is():
+    hooks = SchedulerHooks()
+    hooks.engine = Engine()
+    hooks.engine.provenance.extend(torch.arange(4), 0, 3)
+    for prefix, hops in ((3, 0), (4, 1)):
+        hooks.after_batch(forward(), None, batch(request(), prefix=prefix))
+        assert ("admit", "r", prefix, 2, ("hops", hops)) in hooks.engine.calls
+
+
+def test_what_is_told_of_a_request_is_told_once_and_not_once_a_token():
+    level = SchedulerHooks().after_level
+    assert [level(False, None, "crossfill"), level(False, None, "x"), level(True, None, "x")] == [True, False, True]
+
+
 def test_a_required_reuse_that_is_refused_late_ends_the_request():
     hooks = SchedulerHooks()
     hooks.engine = Engine(Refusal.TOO_DENSE)
-    hooks.after_batch(forward(), None, batch(made := request("require"), other := request("allow")))
+    hooks.after_batch(forward(count=2), None, batch(made := request("require"), other := request("allow")))
     assert made.to_finish.to_json()["status_code"] == 409
     assert made.customized_info["crossfill"][0].endswith("; refused=yes")
     assert other.to_finish is None
@@ -149,7 +167,7 @@ def test_an_answer_that_has_begun_is_never_refused():
     begun.output_ids = array("q", [3])
     retracted = request("require", rid="other")
     retracted.retraction_count = 1
-    hooks.after_batch(forward(), None, batch(begun, retracted))
+    hooks.after_batch(forward(count=2), None, batch(begun, retracted))
     assert begun.to_finish is None
     assert retracted.to_finish is None
 
@@ -185,17 +203,20 @@ def test_a_hook_that_fails_is_logged_and_the_request_goes_on(caplog):
 
 async def answered(hooks, mode="allow", *, stream=True, outcome="guided; blocks=1/2", rid="r", conflict=False):
     """What comes of an answer whose request had this outcome, and the scope in which it is sent."""
-    meta_info = {"id": "r", "crossfill": [outcome]}
-    hooks.after_meta_info(None, None, meta_info)
-    assert "crossfill" not in meta_info
     raw = SimpleNamespace(scope={})
-    params = {"custom_params": said(mode)}
-    # Of several prompts or choices SGLang makes lists, in place.
+    params = {"custom_params": said(mode) if mode else None}
     adapted = SimpleNamespace(rid=rid, stream=stream, sampling_params=params)
 
     async def answer(*_):
+        told = [outcome]
         if isinstance(rid, list):
+            # Of several prompts SGLang makes lists, in place; requests of several choices get ids of their own.
             adapted.sampling_params = [params] * len(rid)
+            told += ["none; reason=cached"] * (len(rid) - 1)
+        for number, one in enumerate(told):
+            meta_info = {"id": f"{rid}" if mode is None else f"own-{number}", "crossfill": [one]}
+            hooks.after_meta_info(None, None, meta_info, SimpleNamespace(obj=SimpleNamespace(sampling_params=params)))
+            assert "crossfill" not in meta_info
         if conflict:
             raise HTTPException(409, "refused")
         return "answer"
@@ -219,10 +240,12 @@ async def header_of(scope):
     return dict(sent[0]["headers"]).get(HEADER.encode())
 
 
-@pytest.mark.parametrize("rid", ["r", ["r", "r2"]], ids=["one", "several"])
-async def test_what_the_scheduler_said_is_a_header_once(rid):
+@pytest.mark.parametrize(
+    ("rid", "mode"), [("r", "allow"), (["r", "r2"], "allow"), ("r", None)], ids=["one", "several", "without a router"]
+)
+async def test_what_the_scheduler_said_is_a_header_once(rid, mode):
     hooks = AnswerHooks()
-    answer, scope = await answered(hooks, rid=rid)
+    answer, scope = await answered(hooks, mode, rid=rid)
     assert answer == "answer"
     assert await header_of(scope) == b"guided; blocks=1/2"
     assert hooks._outcomes == {}
@@ -251,5 +274,6 @@ def test_outcomes_that_nobody_asks_for_are_forgotten(monkeypatch):
     monkeypatch.setattr("engines.hooks._MOST_OUTCOMES", 2)
     hooks = AnswerHooks()
     for name in "abc":
-        hooks.after_meta_info(None, None, {"id": name, "crossfill": ["none"]})
+        state = SimpleNamespace(obj=SimpleNamespace(sampling_params={}))
+        hooks.after_meta_info(None, None, {"id": name, "crossfill": ["none"]}, state)
     assert list(hooks._outcomes) == ["b", "c"]

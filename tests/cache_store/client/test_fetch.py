@@ -125,6 +125,29 @@ def test_threads_and_fetches_in_flight_are_bounded_while_the_backend_hangs(backe
     assert ended(fetcher.start("again", namespace, TOKENS, NAMES, LONG_S)) is FetchEnd.DONE
 
 
+def test_what_waits_for_its_turn_is_bounded_in_bytes(store, namespace, made, counted):
+    records = made(namespace, TOKENS, NAMES)
+    store.publish(namespace, TOKENS, records)
+    one_layer = sum(len(record.payload) for page in records.values() for record in page if record.layer == 0)
+    fetcher = Fetcher(store, held_bytes=one_layer)
+    whole = fetcher.start("whole", namespace, TOKENS, ["mass/0"], LONG_S)
+    assert ended(whole) is FetchEnd.DONE
+    cut = fetcher.start("cut", namespace, TOKENS, NAMES, LONG_S)
+    assert ended(cut) is FetchEnd.BUSY
+    assert cut.ready(0)
+    assert not cut.ready(1)
+    assert fetcher.start("refused", namespace, TOKENS, NAMES, LONG_S).end is FetchEnd.BUSY
+    assert counted("fetches_total", end="busy") == 2
+    # What is taken or given up makes room.
+    assert whole.take(0)
+    cut.cancel()
+    again = fetcher.start("again", namespace, TOKENS, ["mass/0"], LONG_S)
+    assert ended(again) is FetchEnd.DONE
+    again.cancel()
+    assert fetcher._held.size_bytes == 0
+    fetcher.close()
+
+
 def test_a_cancelled_fetch_reads_no_further_and_keeps_nothing(backend, store, fetcher, namespace, made, counted):
     store.publish(namespace, TOKENS, made(namespace, TOKENS, NAMES))
     finished = fetcher.start("done", namespace, TOKENS, NAMES, LONG_S)

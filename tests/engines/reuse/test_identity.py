@@ -44,6 +44,36 @@ def test_other_weights_are_another_revision(folder, at):
     assert after[1:] == before[1:]
 
 
+def test_a_tensor_that_lies_between_the_samples_of_its_file_counts(folder):
+    # 64 samples of 64 KiB are 8 MiB apart here; the second tensor lies between two of them.
+    begin, end, whole = 10 * 2**20, 10 * 2**20 + 4096, 512 * 2**20
+    header = json.dumps({"a": {"data_offsets": [0, begin]}, "b": {"data_offsets": [begin, end]}, "__metadata__": {}})
+    path = folder / "model.safetensors"
+
+    def write(value):
+        with path.open("wb") as file:
+            file.write(len(header).to_bytes(8, "little") + header.encode())
+            file.seek(8 + len(header) + begin)
+            file.write(bytes([value]) * (end - begin))
+            file.truncate(whole)
+
+    write(1)
+    before = parts(folder)
+    write(2)
+    assert parts(folder)[0] != before[0]
+
+
+@pytest.mark.parametrize(
+    "header", [b"{", b"[1]", b'{"a": 7}', b'{"a": {"data_offsets": [1]}}', b'{"a": {"data_offsets": [0, 99999]}}']
+)
+def test_weights_with_a_header_that_tells_nothing_are_sampled_all_the_same(folder, header):
+    path = folder / "model.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"w" * 100)
+    before = parts(folder)
+    path.write_bytes(len(header).to_bytes(8, "little") + header + b"v" * 100)
+    assert parts(folder)[0] != before[0]
+
+
 @pytest.mark.parametrize(
     ("file", "changed"),
     [

@@ -52,7 +52,7 @@ def assert_dense(worker, out, receive, reason):
     """That the request was computed as without reuse, and why."""
     torch.testing.assert_close(out, dense(receive))
     assert refused(worker, reason) == 1
-    assert worker.counted("requests_total", mode="guided", reason="") == 0
+    assert worker.counted("requests_total", mode="guided", reason="none") == 0
 
 
 def test_all_mass_is_dense_attention(left, receive):

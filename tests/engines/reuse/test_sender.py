@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import engines.reuse.engine as engine_module
 from cache_store.errors import StoreUnavailableError
 from cache_store.keys import page_keys
 from cache_store.namespace import Namespace
@@ -131,6 +132,29 @@ def test_a_store_that_does_not_answer_costs_nothing_but_what_would_have_been_lef
     backend.error = None
     sender.arrive("s", TOKENS)
     assert torch.equal(sender.prefill("s", TOKENS), dense)
+    assert all(stored(store))
+
+
+@pytest.mark.parametrize("cuts", [(), (100, 164, 300)])
+def test_what_the_store_has_is_not_captured_again(sender, store, backend, cuts, monkeypatch):
+    sender.arrive("r", TOKENS[:150])
+    sender.prefill("r", TOKENS[:150])
+    captured, compute = [], engine_module.block_mass
+
+    def counting(query, keys, values, slots, rows, **more):
+        captured.append((rows.last + 1 - rows.count, rows.last + 1))
+        return compute(query, keys, values, slots, rows, **more)
+
+    monkeypatch.setattr(engine_module, "block_mass", counting)
+    sender.arrive("again", TOKENS[:150])
+    sender.prefill("again", TOKENS[:150], cuts=tuple(cut for cut in cuts if cut < 150))
+    assert captured == []
+    published = backend.calls["publish"]
+    # Two row blocks are there, and three more are wanted.
+    sender.arrive("longer", TOKENS)
+    sender.prefill("longer", TOKENS, cuts=cuts)
+    assert set(captured) == ({(0, 340)} if not cuts else {(100, 164), (164, 300), (300, 340)})
+    assert backend.calls["publish"] > published
     assert all(stored(store))
 
 

@@ -107,7 +107,7 @@ def test_sizes_may_have_units_and_paths_are_relative_to_the_file(tmp_path: Path)
         (f"{MODELS}routing: {{ladder: [small, small]}}\n", ":4: routing: ladder names 'small' twice"),
         (
             f"{MODELS}routing: {{ladder: [small, huge]}}\n",
-            ": routing.ladder names 'huge', which is not in models (small, large)",
+            ":4: routing.ladder.1: there is no model 'huge' (small, large)",
         ),
         (f"{MODELS}  - {{name: small, workers: ['http://d']}}\n", ": models has the name 'small' twice"),
         (
