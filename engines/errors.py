@@ -5,6 +5,7 @@ EngineError
 ├── WorkerConfigError          the operator must correct a worker's settings
 ├── UnsupportedModelError      the model needs something that our attention backend does not compute
 ├── MassRecordError            a record of masses does not hold what its name says; the layer is computed densely
+├── PairArtifactError          the files of a calibrated pair cannot be used; the pair is not reused
 └── ModelIdentityError         a model's folder does not tell which model it is, so nothing of it can be shared
 """
 
@@ -27,6 +28,10 @@ class UnsupportedModelError(EngineError):
 
 class ModelIdentityError(EngineError):
     """A folder does not tell which model lies in it."""
+
+
+class PairArtifactError(EngineError):
+    """The files of a calibrated pair are missing, damaged, or do not fit each other."""
 
 
 class MassRecordError(EngineError):
