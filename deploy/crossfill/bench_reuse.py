@@ -186,13 +186,15 @@ def _load(bench: ReuseBench, folders: Mapping[str, Path]) -> Pair:
     import torch
 
     from engines.models.loading import load
+    from engines.reuse.guided import mixtures
     from engines.reuse.study.network import Network
     from engines.reuse.study.pair import Pair
 
     # As a worker has.
     torch.set_num_threads(1)
     sender, receiver = (Network(load(folders[name])) for name in (bench.pair.sender.name, bench.receiver))
-    return Pair(sender, receiver, bench.pair)
+    weights = mixtures(bench.pair, read_identity(bench.receiver, folders[bench.receiver]))
+    return Pair(sender, receiver, bench.pair, weights)
 
 
 def _study(bench: ReuseBench, pair: Pair, tokens: int, rounds: Rounds, progress: Bars) -> Figures:

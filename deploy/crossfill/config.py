@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from engines.config import WorkerConfig, WorkerSettings
-from engines.reuse.settings import PairTuning, ReuseSettings
+from engines.reuse.settings import PairTuning, ReuseSettings, Weights
 from router.config import (
     CostConfig,
     ModelConfig,
@@ -19,6 +19,7 @@ from router.config import (
     SystemRole,
     WorkerUrl,
 )
+from router.config.values import ConfigPath
 from router.faults import PlacedError, unknown_model
 
 
@@ -64,16 +65,23 @@ class PairConfig(PairTuning):
     """The receiver prefills with attention masses that the sender left; both share a tokenizer and are started here.
 
     `layers` names, of each receiver layer, the sender layer whose masses guide it; `suffix` counts from the last ones.
+    `artifact` is the folder of a calibration, which says all of that and whether the pair may be used at all.
     """
 
     sender: ModelName
     receiver: ModelName
     layers: Literal["suffix"] | tuple[Annotated[int, Field(ge=0)], ...] = "suffix"
+    artifact: ConfigPath | None = None
 
     @model_validator(mode="after")
     def _two_models(self) -> Self:
         if self.sender == self.receiver:
             raise ValueError(f"{self.sender!r} is sender and receiver; a model reuses its own prefixes anyway")
+        by_hand = sorted(self.model_fields_set - {"sender", "receiver", "artifact"})
+        if self.artifact is not None and by_hand:
+            raise ValueError(f"artifact says {', '.join(by_hand)} already; leave out one or the other")
+        if self.artifact is None and self.weights is Weights.FITTED:
+            raise ValueError("fitted weights come from an artifact; name its folder by artifact")
         return self
 
 

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from crossfill.errors import StartError
-from engines.errors import ModelIdentityError
+from engines.errors import ModelIdentityError, PairArtifactError
+from engines.reuse.artifact import read_manifest
 from engines.reuse.identity import read_identity
-from engines.reuse.settings import PairSettings, PairTuning, ReuseSettings, align_suffix
+from engines.reuse.refusal import Refusal
+from engines.reuse.settings import PairSettings, PairTuning, ReuseSettings, Weights, align_suffix
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,7 +39,8 @@ def reuse_settings(config: StackConfig, folders: Mapping[str, Path | str]) -> di
     for pair in config.reuse.pairs:
         settled = _pair(pair, identities)
         pairs[pair.receiver].append(settled)
-        publish[pair.sender] |= set(settled.guided.values())
+        if settled.refused is None:
+            publish[pair.sender] |= set(settled.guided.values())
     return {
         name: _settings(config, identity, sorted(publish[name]), pairs[name]) for name, identity in identities.items()
     }
@@ -58,6 +61,8 @@ def _pair(pair: PairConfig, identities: Mapping[str, ModelIdentity]) -> PairSett
     what = f"reuse.pairs: {pair.sender} and {pair.receiver}"
     if sender.tokenizer != receiver.tokenizer:
         raise StartError(f"{what} have different tokenizers, so neither knows the other's tokens")
+    if pair.artifact is not None:
+        return _calibrated(pair.artifact, sender, receiver)
     layers = align_suffix(receiver.layers, sender.layers) if pair.layers == "suffix" else pair.layers
     if len(layers) != receiver.layers:
         raise StartError(
@@ -68,6 +73,33 @@ def _pair(pair: PairConfig, identities: Mapping[str, ModelIdentity]) -> PairSett
         return PairSettings(**tuning, sender=sender, layers=layers)
     except ValidationError as error:
         raise StartError(f"{what}: {_told(error)}") from error
+
+
+def _calibrated(folder: Path, sender: ModelIdentity, receiver: ModelIdentity) -> PairSettings:
+    """A pair as its calibration wants it; refused, as workers will tell, if the gate did or the models are others."""
+    try:
+        manifest = read_manifest(folder)
+    except PairArtifactError as error:
+        raise StartError(f"reuse.pairs: {error}") from error
+    refused = None
+    if not manifest.is_of(sender, receiver):
+        refused = Refusal.ARTIFACT_MISMATCH
+    elif not manifest.passed:
+        refused = Refusal.GATE_FAILED
+    try:
+        return PairSettings(
+            sender=sender,
+            layers=manifest.layers,
+            first_layer=manifest.first_layer,
+            weights=Weights.FITTED,
+            top_p=manifest.top_p,
+            min_tokens=manifest.min_tokens,
+            max_density=manifest.max_density,
+            artifact=str(folder),
+            refused=refused,
+        )
+    except ValidationError as error:
+        raise StartError(f"reuse.pairs: {folder} is of other models: {_told(error)}") from error
 
 
 def _settings(

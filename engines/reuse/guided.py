@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,21 +12,38 @@ import torch
 from crossfill_kernels.blocks import BlockIndex
 from crossfill_kernels.mix_mass import mix_mass
 from crossfill_kernels.select_blocks import select_blocks
+from engines.errors import PairArtifactError
+from engines.reuse.artifact import read_manifest, read_weights
 from engines.reuse.mass_records import unpack_masses
 from engines.reuse.settings import Weights
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
 
     from cache_store.records import Record
-    from engines.reuse.settings import PairSettings
+    from engines.reuse.settings import ModelIdentity, PairSettings
 
 
-def mixture(pair: PairSettings, heads: int) -> torch.Tensor:
-    """float32 [H_S, H_R]: how much of each sender head is in each of `heads` receiver heads; columns sum to 1."""
-    if pair.weights is Weights.IDENTITY:
-        return torch.eye(heads)
-    return torch.full((pair.sender.heads, heads), 1 / pair.sender.heads)
+def mixtures(pair: PairSettings, receiver: ModelIdentity) -> dict[int, torch.Tensor]:
+    """Of each guided receiver layer float32 [H_S, H_R]: how much of each sender head is in each head of the receiver.
+
+    Columns sum to 1.
+
+    Raises:
+        PairArtifactError: fitted weights cannot be read, or are of other models.
+    """
+    if pair.artifact is None:
+        same = torch.eye(receiver.heads) if pair.weights is Weights.IDENTITY else _uniform(pair.sender.heads, receiver)
+        return dict.fromkeys(pair.guided, same)
+    folder = Path(pair.artifact)
+    manifest = read_manifest(folder)
+    if not manifest.is_of(pair.sender, receiver) or manifest.layers != pair.layers:
+        raise PairArtifactError(f"{folder}: was changed since this worker was told of it; start again")
+    return {layer: torch.tensor(matrix) for layer, matrix in read_weights(folder, manifest).items()}
+
+
+def _uniform(heads: int, receiver: ModelIdentity) -> torch.Tensor:
+    return torch.full((heads, receiver.heads), 1 / heads)
 
 
 @dataclass(frozen=True)
@@ -71,13 +90,32 @@ class GuidedLayer:
         return BlockIndex(self.index.heads, self.index.blocks[low:high].contiguous(), offsets, columns)
 
 
-def guide(records: Mapping[int, Record], pair: PairSettings, weights: torch.Tensor) -> GuidedLayer:
-    """What the masses of these row blocks make a layer look at.
+GuidedLayers = Mapping[int, GuidedLayer]
+"""By receiver layer, of those that one sender layer guides."""
+
+
+def guide(records: Mapping[int, Record], pair: PairSettings, weights: Mapping[int, torch.Tensor]) -> GuidedLayers:
+    """What one sender layer's masses of these row blocks make receiver layers look at.
+
+    Args:
+        records: by row block.
+        pair: of both models.
+        weights: [H_S, H_R] of each receiver layer that is wanted.
 
     Raises:
         MassRecordError: a record is not of the sender's heads and of its row block.
     """
     masses = unpack_masses(records, pair.sender.heads)
     blocks = masses.blocks.tolist()
-    index = select_blocks(mix_mass(masses, weights, blocks[-1] + 1 if blocks else 0), top_p=pair.top_p)
-    return GuidedLayer(index, {block: place for place, block in enumerate(blocks)})
+    places, width = {block: place for place, block in enumerate(blocks)}, blocks[-1] + 1 if blocks else 0
+    # Layers that are mixed alike look at the same.
+    made: dict[int, GuidedLayer] = {}
+    for matrix in weights.values():
+        if id(matrix) not in made:
+            made[id(matrix)] = GuidedLayer(select_blocks(mix_mass(masses, matrix, width), top_p=pair.top_p), places)
+    return {layer: made[id(matrix)] for layer, matrix in weights.items()}
+
+
+def bytes_of(layers: GuidedLayers | None) -> int:
+    """Of the lists of all of them; None has none."""
+    return sum({id(layer): layer.size_bytes for layer in (layers or {}).values()}.values())

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from cache_store.client.fetch import Fetch
-    from engines.reuse.guided import GuidedLayer
+    from engines.reuse.guided import GuidedLayer, GuidedLayers
     from engines.reuse.settings import PairSettings
 
 
@@ -42,8 +42,8 @@ class Plan:
     pair: PairSettings
     pages: frozenset[int]
     density: float
-    _fetch: Fetch[GuidedLayer | None]
-    _layers: dict[int, GuidedLayer | None] = field(default_factory=dict)
+    _fetch: Fetch[GuidedLayers | None]
+    _layers: dict[int, GuidedLayers | None] = field(default_factory=dict)
 
     def is_guided(self, layer: int) -> bool:
         """Whether rows of this receiver layer are."""
@@ -61,7 +61,8 @@ class Plan:
             if not self._fetch.ready(sender):
                 return None
             self._layers[sender] = self._fetch.take(sender)
-        return self._layers[sender]
+        layers = self._layers[sender]
+        return None if layers is None else layers[layer]
 
     def end(self) -> None:
         """No further layer is wanted."""

@@ -12,19 +12,21 @@ from cache_store.metrics import FetchEnd
 from cache_store.namespace import Namespace
 from cache_store.records import Kind, record_name
 from cache_store.seldom import SeldomLog
-from engines.errors import MassRecordError
+from engines.errors import MassRecordError, PairArtifactError
 from engines.reuse.asked import Mode
-from engines.reuse.guided import guide, mixture
+from engines.reuse.guided import bytes_of, guide, mixtures
 from engines.reuse.plan import Plan, pages_to_guide, rows_in
 from engines.reuse.refusal import Refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import torch
+
     from cache_store.client.fetch import Fetch, Fetcher, LayerRecords
     from cache_store.coverage import Coverage
     from engines.reuse.asked import Asked
-    from engines.reuse.guided import GuidedLayer
+    from engines.reuse.guided import GuidedLayers
     from engines.reuse.metrics import ReuseMetrics
     from engines.reuse.settings import ModelIdentity, PairSettings, ReuseSettings
 
@@ -48,7 +50,7 @@ def namespace_of(model: ModelIdentity, asked: Asked) -> Namespace:
 class Pending:
     """What a request may take, and from whom, while it waits for its turn."""
 
-    fetches: tuple[tuple[PairSettings, Fetch[GuidedLayer | None]], ...]
+    fetches: tuple[tuple[PairSettings, Fetch[GuidedLayers | None]], ...]
 
     def end(self) -> None:
         """The request is gone, or nothing of it is wanted."""
@@ -69,7 +71,7 @@ class _Choice:
     """The sender that left most, and what of it would be used: `rows` in row blocks `pages`."""
 
     pair: PairSettings
-    fetch: Fetch[GuidedLayer | None]
+    fetch: Fetch[GuidedLayers | None]
     pages: frozenset[int]
     rows: int
 
@@ -94,9 +96,12 @@ class Receiver:
         self._fetcher = fetcher
         self._metrics = metrics
         self._clock = clock
-        self._weights = {pair.sender.name: mixture(pair, settings.model.heads) for pair in settings.pairs}
+        # By sender, then by receiver layer.
+        self._weights: dict[str, dict[int, torch.Tensor]] = {}
+        self._unfit = Refusal.NO_PAIR
+        self._pairs = [pair for pair in settings.pairs if self._is_fit(pair)]
         # Most prompts find nothing, and need no masks of nothing made for each layer.
-        self._nothing = {pair.sender.name: guide({}, pair, self._weights[pair.sender.name]) for pair in settings.pairs}
+        self._nothing = {pair.sender.name: guide({}, pair, self._weights[pair.sender.name]) for pair in self._pairs}
         self._malformed = SeldomLog(_log, _LOG_EVERY_S, clock)
 
     def begin(self, request_id: str, asked: Asked | None, tokens: Sequence[int]) -> Pending | Refusal:
@@ -105,9 +110,9 @@ class Receiver:
             return Refusal.NO_ROUTER
         if asked.mode is Mode.OFF:
             return Refusal.OFF
-        if not self._settings.pairs:
-            return Refusal.NO_PAIR
-        wanted = [pair for pair in self._settings.pairs if len(tokens) > pair.min_tokens]
+        if not self._pairs:
+            return self._unfit
+        wanted = [pair for pair in self._pairs if len(tokens) > pair.min_tokens]
         if not wanted:
             return Refusal.TOO_SHORT
         return Pending(tuple((pair, self._start(request_id, pair, asked, tokens)) for pair in wanted))
@@ -138,6 +143,19 @@ class Receiver:
         found = self._best(pending, 0, total, self._clock() + wait_s)
         return found if isinstance(found, Refusal) else None
 
+    def _is_fit(self, pair: PairSettings) -> bool:
+        """Whether a pair may be used; remembers why not."""
+        try:
+            if pair.refused is None:
+                self._weights[pair.sender.name] = mixtures(pair, self._settings.model)
+                return True
+            self._unfit = pair.refused
+        except PairArtifactError as error:
+            self._unfit = Refusal.ARTIFACT_UNUSABLE
+            _log.error("%s", error)
+        _log.warning("nothing is taken from %s: %s", pair.sender.name, self._unfit.value)
+        return False
+
     def _best(self, pending: Pending, prefix: int, total: int, until_s: float) -> _Choice | Refusal:
         best: _Choice | None = None
         refusal = Refusal.NOTHING_STORED
@@ -167,7 +185,7 @@ class Receiver:
 
     def _start(
         self, request_id: str, pair: PairSettings, asked: Asked, tokens: Sequence[int]
-    ) -> Fetch[GuidedLayer | None]:
+    ) -> Fetch[GuidedLayers | None]:
         return self._fetcher.start(
             request_id,
             namespace_of(pair.sender, asked),
@@ -175,23 +193,20 @@ class Receiver:
             _names(pair),
             self._settings.store.fetch_deadline_s,
             prepare=partial(self._prepare, pair),
-            size=_bytes_of,
+            size=bytes_of,
         )
 
-    def _prepare(self, pair: PairSettings, records: LayerRecords) -> GuidedLayer | None:
+    def _prepare(self, pair: PairSettings, records: LayerRecords) -> GuidedLayers | None:
         # One name a layer.
-        [found] = records.values() or [{}]
+        [(name, found)] = records.items() or [("", {})]
         if not found:
             return self._nothing[pair.sender.name]
+        weights = self._weights[pair.sender.name]
         try:
-            return guide(found, pair, self._weights[pair.sender.name])
+            return guide(found, pair, {layer: weights[layer] for layer in pair.guided_by(int(name.partition("/")[2]))})
         except MassRecordError as error:
             self._malformed.warn(f"masses of {pair.sender.name} are not used: {error}")
             return None
-
-
-def _bytes_of(layer: GuidedLayer | None) -> int:
-    return 0 if layer is None else layer.size_bytes
 
 
 def _names(pair: PairSettings) -> list[str]:

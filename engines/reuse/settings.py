@@ -7,6 +7,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cache_store.config import StoreSettings
+from engines.reuse.refusal import Refusal
 
 VARIABLE = "CROSSFILL_REUSE"
 """Of a worker's environment: `ReuseSettings` as JSON. Not on the command line, as a store's URL may have a password."""
@@ -16,10 +17,11 @@ Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class Weights(StrEnum):
-    """How masses of the sender's heads make those of the receiver's, as long as nothing was calibrated."""
+    """How masses of the sender's heads make those of the receiver's; `fitted` by a calibration, layer by layer."""
 
     UNIFORM = "uniform"
     IDENTITY = "identity"
+    FITTED = "fitted"
 
 
 class ModelIdentity(BaseModel):
@@ -67,10 +69,14 @@ class PairSettings(PairTuning):
     Attributes:
         sender: the model that publishes.
         layers: of each receiver layer the sender layer whose masses guide it.
+        artifact: folder of the calibration that fitted the weights.
+        refused: why the pair is not used although it is configured.
     """
 
     sender: ModelIdentity
     layers: tuple[Annotated[int, Field(ge=0)], ...]
+    artifact: str | None = None
+    refused: Refusal | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -78,12 +84,18 @@ class PairSettings(PairTuning):
             raise ValueError(f"layers names one that {self.sender.name} lacks; it has {self.sender.layers}")
         if not self.guided:
             raise ValueError("no layer is left between first_layer and the last one")
+        if (self.weights is Weights.FITTED) != (self.artifact is not None):
+            raise ValueError("fitted weights come from the artifact of a calibration, and no others do")
         return self
 
     @property
     def guided(self) -> Mapping[int, int]:
         """Sender layer of each receiver layer that is guided, in their order."""
         return {layer: self.layers[layer] for layer in range(self.first_layer, len(self.layers) - 1)}
+
+    def guided_by(self, sender_layer: int) -> list[int]:
+        """Receiver layers that one sender layer guides."""
+        return [layer for layer, of in self.guided.items() if of == sender_layer]
 
 
 class ReuseSettings(BaseModel):

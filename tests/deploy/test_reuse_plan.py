@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -10,8 +11,10 @@ from crossfill.errors import StartError
 from crossfill.plan import make_plan
 from crossfill.ports import Ports
 from crossfill.reuse_plan import reuse_settings
+from engines.reuse.artifact import Manifest, Measured, write_artifact
+from engines.reuse.identity import read_identity
 from engines.reuse.refusal import Refusal
-from engines.reuse.settings import VARIABLE, ReuseSettings
+from engines.reuse.settings import VARIABLE, ReuseSettings, Weights
 from router.dispatch.reuse_outcome import ReuseReason
 
 
@@ -115,3 +118,61 @@ def test_a_model_must_lie_in_a_folder(folders):
 def test_a_file_that_cannot_work_is_refused(folders, change, said):
     with pytest.raises(ValidationError, match=said):
         stack(folders, PAIR, **change)
+
+
+def calibrated(folders, place, **changed):
+    """An artifact of large and small."""
+    identities = {name: read_identity(name, folders[name]) for name in ("large", "small")}
+    gate = (Measured(name="kl", limit=1, value=0, passed=True),)
+    told = {"sender": identities["large"], "receiver": identities["small"], "gate": gate, **changed}
+    manifest = Manifest(**told, layers=(0, 1, 2, 3, 5, 7), first_layer=2, top_p=0.9, min_tokens=128, max_density=0.6)
+    write_artifact(place, manifest, {layer: np.full((4, 4), 0.25, np.float32) for layer in (2, 3, 4)})
+    return {"sender": "large", "receiver": "small", "artifact": str(place)}
+
+
+def test_an_artifact_says_how_a_pair_is_used(folders, tmp_path):
+    told = settle(folders, calibrated(folders, tmp_path / "pair"))
+    [pair] = told["small"].pairs
+    assert (pair.layers, pair.first_layer, pair.top_p) == ((0, 1, 2, 3, 5, 7), 2, 0.9)
+    assert (pair.min_tokens, pair.max_density, pair.weights, pair.refused) == (128, 0.6, Weights.FITTED, None)
+    assert pair.artifact == str(tmp_path / "pair")
+    assert told["large"].publish == (2, 3, 5)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"gate": ()}, Refusal.GATE_FAILED),
+        ({"gate": (Measured(name="kl", limit=1, value=2, passed=False),)}, Refusal.GATE_FAILED),
+    ],
+    ids=["nothing measured", "failed"],
+)
+def test_a_pair_whose_gate_failed_is_refused_and_its_sender_publishes_nothing(folders, tmp_path, changed, reason):
+    told = settle(folders, calibrated(folders, tmp_path / "pair", **changed))
+    assert told["small"].pairs[0].refused is reason
+    assert told["large"].publish == ()
+
+
+def test_an_artifact_of_other_weights_is_refused(folders, tmp_path):
+    pair = calibrated(folders, tmp_path / "pair")
+    (folders["large"] / "model.safetensors").write_bytes(b"tuned")
+    assert settle(folders, pair)["small"].pairs[0].refused is Refusal.ARTIFACT_MISMATCH
+
+
+def test_an_artifact_that_cannot_be_read_is_said_before_anything_starts(folders, tmp_path):
+    pair = calibrated(folders, tmp_path / "pair")
+    (tmp_path / "pair" / "pair.json").unlink()
+    with pytest.raises(StartError, match=r"reuse.pairs: .*pair.json: cannot be read"):
+        settle(folders, pair)
+
+
+@pytest.mark.parametrize(
+    ("pair", "said"),
+    [
+        ({"artifact": "somewhere", "top_p": 0.5, "weights": "uniform"}, "artifact says top_p, weights already"),
+        ({"weights": "fitted"}, "name its folder by artifact"),
+    ],
+)
+def test_an_artifact_stands_alone(folders, pair, said):
+    with pytest.raises(ValidationError, match=said):
+        stack(folders, {"sender": "large", "receiver": "small", **pair})

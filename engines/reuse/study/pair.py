@@ -14,7 +14,7 @@ from crossfill_kernels.blocks import BlockMass
 from crossfill_kernels.guided_attention import guided_attention
 from crossfill_kernels.paged_attention import paged_attention
 from crossfill_kernels.rows import BLOCK, rows_at
-from engines.reuse.guided import GuidedLayer, guide, mixture
+from engines.reuse.guided import GuidedLayer, guide
 from engines.reuse.mass_records import pack_masses
 from engines.reuse.study.network import dense
 
@@ -51,11 +51,12 @@ class Left:
 
 @dataclass(frozen=True)
 class Pair:
-    """Both models, and how the receiver uses the sender's masses."""
+    """Both models, how the receiver uses the sender's masses, and [H_S, H_R] weights of each guided layer."""
 
     sender: Network
     receiver: Network
     settings: PairSettings
+    weights: Mapping[int, torch.Tensor]
 
     def leave(self, tokens: Sequence[int]) -> Left:
         """Have the sender compute a text; returns what it would publish."""
@@ -79,11 +80,11 @@ class Pair:
 
     def guides(self, left: Left, pages: int) -> dict[int, GuidedLayer]:
         """What each guided receiver layer looks at in the first `pages` row blocks."""
-        weights = mixture(self.settings, self.receiver.heads)
-        return {
-            layer: guide({page: left.layers[sender][page] for page in range(pages)}, self.settings, weights)
-            for layer, sender in self.settings.guided.items()
-        }
+        guided: dict[int, GuidedLayer] = {}
+        for sender in dict.fromkeys(self.settings.guided.values()):
+            wanted = {layer: self.weights[layer] for layer in self.settings.guided_by(sender)}
+            guided |= guide({page: left.layers[sender][page] for page in range(pages)}, self.settings, wanted)
+        return guided
 
 
 class Sparse:

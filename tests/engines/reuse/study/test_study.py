@@ -7,6 +7,7 @@ from crossfill_kernels.blocks import BlockIndex, index_of
 from engines.models import prepare
 from engines.models.loading import load
 from engines.models.needle import needles
+from engines.reuse.guided import mixtures
 from engines.reuse.identity import read_identity
 from engines.reuse.settings import PairSettings
 from engines.reuse.study.masks import Mask, density, like
@@ -39,14 +40,16 @@ def loaded(folder):
 
 @pytest.fixture(scope="module")
 def pair(folder, loaded):
-    def settings(top_p):
-        identity = read_identity("tiny", folder)
-        return PairSettings(
+    identity = read_identity("tiny", folder)
+
+    def made(top_p=0.5):
+        settings = PairSettings(
             sender=identity, layers=tuple(range(identity.layers)), first_layer=0, weights="identity", top_p=top_p
         )
+        return Pair(network, network, settings, mixtures(settings, identity))
 
     network = Network(loaded)
-    return lambda top_p=0.5: Pair(network, network, settings(top_p))
+    return made
 
 
 @pytest.fixture

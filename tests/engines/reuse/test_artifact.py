@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from engines.calibration.artifact import (
+from engines.errors import PairArtifactError
+from engines.reuse.artifact import (
     MANIFEST,
     WEIGHTS,
     DataSource,
@@ -15,7 +16,6 @@ from engines.calibration.artifact import (
     read_weights,
     write_artifact,
 )
-from engines.errors import PairArtifactError
 from engines.reuse.settings import ModelIdentity
 
 LARGE = ModelIdentity(name="large", revision="l1", tokenizer="t", template="", layers=6, heads=3)

@@ -9,15 +9,20 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from engines.errors import PairArtifactError
 from engines.models.safetensors_file import Tensor, array_tensor, read, to_array, write
 from engines.reuse.settings import ModelIdentity, Share
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+# The stack's file is read without numpy.
+Matrix: TypeAlias = "npt.NDArray[np.float32]"
 
 MANIFEST, WEIGHTS = "pair.json", "weights.safetensors"
 
@@ -117,7 +122,7 @@ def _same(calibrated: ModelIdentity, served: ModelIdentity) -> bool:
     return (calibrated.revision, calibrated.tokenizer) == (served.revision, served.tokenizer)
 
 
-def write_artifact(folder: Path, manifest: Manifest, weights: Mapping[int, npt.NDArray[np.float32]]) -> Manifest:
+def write_artifact(folder: Path, manifest: Manifest, weights: Mapping[int, Matrix]) -> Manifest:
     """Write both files into `folder`, which is made; the manifest last, so that what is not whole is none.
 
     Args:
@@ -165,7 +170,7 @@ def read_manifest(folder: Path) -> Manifest:
         raise PairArtifactError(f"{path}: {where + ': ' if where else ''}{first['msg']}") from error
 
 
-def read_weights(folder: Path, manifest: Manifest) -> dict[int, npt.NDArray[np.float32]]:
+def read_weights(folder: Path, manifest: Manifest) -> dict[int, Matrix]:
     """The weights float32 [H_S, H_R] of each guided receiver layer.
 
     Raises:
@@ -184,11 +189,13 @@ def read_weights(folder: Path, manifest: Manifest) -> dict[int, npt.NDArray[np.f
     return weights
 
 
-def _as_float32(tensor: Tensor) -> npt.NDArray[np.float32]:
+def _as_float32(tensor: Tensor) -> Matrix:
+    import numpy as np
+
     return np.asarray(to_array(tensor), dtype=np.float32)
 
 
-def _check_weights(folder: Path, manifest: Manifest, weights: Mapping[int, npt.NDArray[np.float32]]) -> None:
+def _check_weights(folder: Path, manifest: Manifest, weights: Mapping[int, Matrix]) -> None:
     if sorted(weights) != list(manifest.guided):
         raise PairArtifactError(f"{folder}: weights of layers {sorted(weights)}, want {list(manifest.guided)}")
     shape = (manifest.sender.heads, manifest.receiver.heads)
