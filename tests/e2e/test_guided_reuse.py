@@ -208,7 +208,7 @@ def test_the_workers_header_says_what_was_reused(stack, tenant, stream):
     wait_until_left(stack, sender, 3, before)
     first, again = (chat(receiver, "tiny-qwen3", WORDS, tenant, stream=stream) for _ in range(2))
     assert re.fullmatch(r"guided; blocks=\d+/\d+; density=1.00; sender=tiny-llama", first.headers["x-crossfill-reuse"])
-    assert again.headers["x-crossfill-reuse"] == "none; reason=cached"
+    assert again.headers["x-crossfill-reuse"] == "none; reason=cached; prefix_hops=1"
     off = chat(receiver, "tiny-qwen3", WORDS, tenant, stream=stream, reuse="off")
     assert off.headers["x-crossfill-reuse"] == "none; reason=off"
     if stream:
