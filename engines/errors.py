@@ -5,6 +5,7 @@ EngineError
 ├── WorkerConfigError          the operator must correct a worker's settings
 ├── UnsupportedModelError      the model needs something that our attention backend does not compute
 ├── MassRecordError            a record of masses does not hold what its name says; the layer is computed densely
+├── CalibrationDataError       texts for a calibration cannot be read, or are too few
 ├── CalibrationFitError        weights of a pair's heads cannot be fitted to what was measured
 ├── PairArtifactError          the files of a calibrated pair cannot be used; the pair is not reused
 └── ModelIdentityError         a model's folder does not tell which model it is, so nothing of it can be shared
@@ -29,6 +30,10 @@ class UnsupportedModelError(EngineError):
 
 class ModelIdentityError(EngineError):
     """A folder does not tell which model lies in it."""
+
+
+class CalibrationDataError(EngineError):
+    """Texts that a pair cannot be calibrated with."""
 
 
 class CalibrationFitError(EngineError):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from crossfill import calibrate_pair_cli
 from crossfill.progress import bars
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from crossfill.router_calibration.calibrate import Calibrated
 
 app = typer.Typer(no_args_is_help=True)
+app.command()(calibrate_pair_cli.pair)
 
 
 def _number(value: float) -> float:

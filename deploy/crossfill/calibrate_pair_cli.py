@@ -1,0 +1,94 @@
+"""`crossfill calibrate pair`: fit how one model's attention guides another's, and judge whether that will do."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from crossfill.progress import bars
+from engines.models.prepare import DEFAULT_ROOT
+
+
+def pair(
+    sender: Annotated[str, typer.Option(help="Model that leaves its masses: of the catalogue, or a folder.")],
+    receiver: Annotated[str, typer.Option(help="Model that takes them.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Text, or JSONL of `text` or `messages`, as the service will see; by default Python's own."),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Folder of the artifact; by default var/pairs/…")] = None,
+    tokens: Annotated[int, typer.Option(min=128, help="Of each text, a multiple of 64.")] = 1024,
+    fit: Annotated[int, typer.Option(min=1, help="Texts to fit weights with.")] = 6,
+    choice: Annotated[int, typer.Option(min=1, help="Texts to choose by.")] = 2,
+    gate: Annotated[int, typer.Option(min=2, help="Texts of each source to judge by.")] = 4,
+    needles: Annotated[int, typer.Option(min=2, help="Facts to recall when judging.")] = 40,
+    max_divergence: Annotated[float, typer.Option(min=0, help="KL from the dense run, nats a token.")] = 0.01,
+    min_agreement: Annotated[float, typer.Option(min=0, max=1, help="Tokens where both say the same next.")] = 0.97,
+    max_recall_lost: Annotated[float, typer.Option(min=0, max=1, help="Facts that guiding may forget.")] = 0.05,
+    seed: Annotated[int, typer.Option(min=0, help="Of texts, facts and random masks.")] = 0,
+    models_root: Annotated[Path, typer.Option(help="Where models are made.")] = DEFAULT_ROOT,
+) -> None:
+    """Find layers, weights and top-p for a pair, and judge it on text that it was not fitted to.
+
+    The artifact is written whatever the verdict; status 1 if the gate refuses the pair.
+    """
+    from rich.console import Console
+
+    from crossfill.pair_report import sentences, tables
+    from crossfill.up import prepare_sources
+
+    if tokens % 64:
+        raise typer.BadParameter("is no multiple of 64", param_hint="--tokens")
+    folders = {name: Path(folder) for name, folder in prepare_sources([sender, receiver], models_root).items()}
+    names = {name: Path(name).name for name in folders}
+    _one_thread_a_core()
+    from engines.calibration.calibration import Wanted, calibrate
+    from engines.calibration.gate import Limits
+    from engines.calibration.texts import built_in, read_sources
+    from engines.models.loading import load
+    from engines.reuse.artifact import write_artifact
+
+    limits = Limits(max_divergence, min_agreement, max_recall_lost)
+    wanted = Wanted(tokens=tokens, fit=fit, choice=choice, gate=gate, needles=needles, limits=limits, seed=seed)
+    sources = built_in() if data is None else read_sources(data, load(folders[receiver]).tokenizer)
+    with bars() as progress:
+        found = calibrate(
+            (names[sender], folders[sender]), (names[receiver], folders[receiver]), sources, wanted, progress=progress
+        )
+    folder = output or Path("var/pairs") / f"{names[sender]}--{names[receiver]}"
+    weights = {layer: matrix.numpy() for layer, matrix in found.weights.items()}
+    manifest = write_artifact(folder, found.manifest(_made_by()), weights)
+    console = Console()
+    for table in tables(found):
+        console.print(table)
+    for sentence in sentences(found):
+        console.print(sentence, highlight=False)
+    typer.echo(f"wrote {folder}")
+    raise typer.Exit(0 if manifest.passed else 1)
+
+
+def _one_thread_a_core() -> None:
+    import os
+
+    import torch
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+
+
+def _made_by() -> dict[str, str]:
+    from importlib.metadata import version
+
+    from crossfill.machine import describe_machine
+
+    machine = describe_machine()
+    return {
+        "crossfill": version("crossfill"),
+        "torch": version("torch"),
+        "command": " ".join(["crossfill", *sys.argv[1:]]),
+        "machine": f"{machine['cpu']}, {machine['cores']} cores, {machine['system']}",
+        "python": str(machine["python"]),
+        "git_revision": str(machine["git_revision"]),
+    }

@@ -1,0 +1,104 @@
+"""What a calibration of a pair found, in tables and sentences."""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+from engines.reuse.study.masks import Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.table import Table
+
+    from engines.calibration.calibration import Calibrated
+    from engines.reuse.artifact import Measured
+
+_SHOWN = 12
+
+
+def tables(found: Calibrated) -> Iterator[Table]:
+    """What was tried, and what the gate measured; within 80 columns."""
+    yield _table(
+        f"Tried on {found.wanted.choice} texts, {found.wanted.tokens} tokens, best saving first",
+        "KL × 1000 from the dense run; same: share of tokens where both would say the same next; saved: share of all "
+        "attention that is left out. ←: chosen.",
+        ("from layer", "heads", "top-p", "KL", "same", "density", "saved", ""),
+        _candidates(found),
+    )
+    yield _table(
+        "The gate, on texts that nothing was chosen by",
+        "Mean (95 % interval); its unfavourable end counts. over …: KL as a share of that of a mask as dense that is "
+        "made without the sender.",
+        ("figure", "limit", "measured", "", ""),
+        map(_figure, found.gate),
+    )
+
+
+def sentences(found: Calibrated) -> Iterator[str]:
+    """What holds, in words."""
+    sender, receiver = found.sender.name, found.receiver.name
+    guided = range(found.chosen.first_layer, found.receiver.layers - 1)
+    variation = [found.profile.variation[layer, found.alignment.layers[layer]] for layer in guided]
+    yield (
+        f"Layers are aligned by {found.alignment.name}: attention of {receiver}'s guided layers differs from its "
+        f"mixture of {sender}'s by {statistics.fmean(variation):.2f} on average (0: equal, 1: nothing in common), and "
+        f"by {statistics.fmean(_other(found, guided)):.2f} if aligned by {found.other.name}."
+    )
+    recall = {mask: found.verdicts.recall(mask) for mask in Mask}
+    yield (
+        f"Facts in the prefix are recalled in {recall[Mask.DENSE]:.0%} of cases densely, {recall[Mask.GUIDED]:.0%} "
+        f"guided, {recall[Mask.WINDOW]:.0%} with the nearest blocks and {recall[Mask.RANDOM]:.0%} with random ones."
+    )
+    failed = [one.name for one in found.gate if not one.passed]
+    if failed:
+        yield f"The pair is refused, because of: {', '.join(failed)}. Workers that are given it prefill densely."
+    else:
+        yield (
+            f"The pair may be used: guided from layer {found.chosen.first_layer} on, top-p {found.chosen.top_p}, it "
+            f"looks at {statistics.fmean(found.verdicts.density):.0%} of the blocks of {found.wanted.tokens} tokens."
+        )
+    yield f"All that took {sum(found.seconds.values()) / 60:.1f} minutes: " + ", ".join(
+        f"{name} {seconds:.0f} s" for name, seconds in found.seconds.items()
+    )
+
+
+def _other(found: Calibrated, guided: Sequence[int]) -> list[float]:
+    return [float(found.profile.variation[layer, found.other.layers[layer]]) for layer in guided]
+
+
+def _candidates(found: Calibrated) -> Iterator[Sequence[str]]:
+    layers = found.receiver.layers
+    ranked = sorted(found.tried, key=lambda one: -found.tried[one].saved(one, layers))
+    place = ranked.index(found.chosen)
+    # The chosen one with those around it: what saves more and was not good enough, and what saves less.
+    first = max(0, min(place - _SHOWN // 2, len(ranked) - _SHOWN))
+    for one in ranked[first : first + _SHOWN]:
+        tried = found.tried[one]
+        yield (
+            str(one.first_layer),
+            one.rule.value,
+            f"{one.top_p:g}",
+            f"{1000 * statistics.fmean(tried.divergence):.1f}",
+            f"{statistics.fmean(tried.agreement):.1%}",
+            f"{statistics.fmean(tried.density):.2f}",
+            f"{tried.saved(one, layers):.2f}",
+            "←" if one == found.chosen else "",
+        )
+
+
+def _figure(one: Measured) -> Sequence[str]:
+    interval = "" if one.low is None or one.high is None else f"({one.low:.4f}–{one.high:.4f})"
+    return one.name, f"{one.limit:g}", f"{one.value:.4f}", interval, "PASS" if one.passed else "FAIL"
+
+
+def _table(title: str, caption: str, columns: Sequence[str], rows: Iterator[Sequence[str]]) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, caption=caption, caption_justify="left")
+    for name in columns:
+        table.add_column(name, justify="left" if name in {"heads", "figure"} else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
