@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
 # Of the facts alone; they stand in prose of their own.
 _NEEDLE_TOKENS = 256
-# Of what the gate allows, the share that a choice may use: it was made on few texts.
-_MARGIN = 0.5
+# Of what the gate allows, the share that a choice may use: it is made on few texts, and the gate judges intervals.
+_DIVERGENCE_MARGIN, _AGREEMENT_MARGIN = 0.5, 0.8
 _FINALISTS = 4
 
 
@@ -56,13 +57,13 @@ class Wanted:
     tokens: int = 1024
     tail: int = 128
     fit: int = 6
-    choice: int = 2
+    choice: int = 3
     gate: int = 4
     choice_needles: int = 16
     needles: int = 40
     first_layers: tuple[int, ...] = (1, 2, 3)
     rules: tuple[Rule, ...] = tuple(Rule)
-    top_ps: tuple[float, ...] = (0.8, 0.87, 0.92, 0.95, 0.97)
+    top_ps: tuple[float, ...] = (0.85, 0.9, 0.95, 0.97)
     limits: Limits = field(default_factory=Limits)
     min_tokens: int = 512
     seed: int = 0
@@ -158,16 +159,7 @@ def calibrate(
     with steps.step("load"):
         networks = Network(load(sender[1])), Network(load(receiver[1]))
         data = _cut(sources, networks[1], wanted)
-    guided = range(min(wanted.first_layers), own.layers - 1)
-    with steps.step("observe"):
-        samples = gather(*networks, _texts(data, Purpose.FIT), progress=progress)
-    with steps.step("compare layers"):
-        found = profile(samples, progress=progress)
-        taken, other = align(found.variation, guided)
-    with steps.step("fit weights"):
-        fitted = fit_weights(samples, taken.layers, guided, progress=progress)
-    weights = {layer: torch.from_numpy(matrix).float() for layer, matrix in fitted.items()}
-    models = Models(*networks, theirs, taken.layers, weights)
+    found, taken, other, models = _fit(networks, theirs, data, wanted, steps, progress)
     with steps.step("try candidates"):
         trials = _try(models, _texts(data, Purpose.CHOICE), wanted, progress)
     with steps.step("choose"):
@@ -199,6 +191,27 @@ def calibrate(
         steps.seconds,
         wanted,
     )
+
+
+def _fit(
+    networks: tuple[Network, Network],
+    sender: ModelIdentity,
+    data: Sequence[Passages],
+    wanted: Wanted,
+    steps: _Steps,
+    progress: Progress,
+) -> tuple[Profile, Alignment, Alignment, Models]:
+    """Layers and weights, from the texts to fit by."""
+    guided = range(min(wanted.first_layers), networks[1].layers - 1)
+    with steps.step("observe"):
+        samples = gather(*networks, _texts(data, Purpose.FIT), progress=progress)
+    with steps.step("compare layers"):
+        found = profile(samples, progress=progress)
+        taken, other = align(found.variation, guided)
+    with steps.step("fit weights"):
+        fitted = fit_weights(samples, taken.layers, guided, progress=progress)
+    weights = {layer: torch.from_numpy(matrix).float() for layer, matrix in fitted.items()}
+    return found, taken, other, Models(*networks, sender, taken.layers, weights)
 
 
 def _cut(sources: Sequence[Source], network: Network, wanted: Wanted) -> tuple[Passages, ...]:
@@ -242,9 +255,12 @@ def _choose(models: Models, trials: Trials, wanted: Wanted, layers: int) -> Cand
 
 
 def _is_within(tried: Tried, limits: Limits) -> bool:
-    mean = sum(tried.divergence) / len(tried.divergence)
-    same = sum(tried.agreement) / len(tried.agreement)
-    return mean <= _MARGIN * limits.divergence and 1 - same <= _MARGIN * (1 - limits.agreement)
+    apart = 1 - statistics.fmean(tried.agreement)
+    return (
+        statistics.fmean(tried.divergence) <= _DIVERGENCE_MARGIN * limits.divergence
+        and apart <= _AGREEMENT_MARGIN * (1 - limits.agreement)
+        and statistics.fmean(tried.density) <= limits.density
+    )
 
 
 def _recalls(models: Models, candidate: Candidate, asked: Sequence[Needle], wanted: Wanted) -> bool:

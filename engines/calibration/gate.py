@@ -46,7 +46,7 @@ class Limits:
     """
 
     divergence: float = 0.01
-    agreement: float = 0.97
+    agreement: float = 0.95
     recall: float = 0.05
     density: float = 0.7
 
