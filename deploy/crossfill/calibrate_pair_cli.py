@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from crossfill.progress import bars
 from engines.models.prepare import DEFAULT_ROOT
+
+if TYPE_CHECKING:
+    from engines.calibration.calibration import Calibrated, Wanted
 
 
 def pair(
@@ -35,30 +38,47 @@ def pair(
 
     The artifact is written whatever the verdict; status 1 if the gate refuses the pair.
     """
+    if tokens % 64:
+        raise typer.BadParameter("is no multiple of 64", param_hint="--tokens")
+    from engines.calibration.calibration import Wanted
+    from engines.calibration.gate import Limits
+
+    wanted = Wanted(
+        tokens=tokens,
+        fit=fit,
+        choice=choice,
+        gate=gate,
+        choice_needles=min(needles, Wanted.choice_needles),
+        needles=needles,
+        limits=Limits(max_divergence, min_agreement, max_recall_lost),
+        seed=seed,
+    )
+    found = _calibrate(sender, receiver, data, wanted, models_root)
+    raise typer.Exit(0 if _tell(found, output) else 1)
+
+
+def _calibrate(sender: str, receiver: str, data: Path | None, wanted: Wanted, models_root: Path) -> Calibrated:
+    from crossfill.up import prepare_sources
+    from engines.calibration.calibration import calibrate
+    from engines.calibration.texts import built_in, read_sources
+    from engines.models.loading import load
+
+    folders = {name: Path(folder) for name, folder in prepare_sources([sender, receiver], models_root).items()}
+    _one_thread_a_core()
+    sources = built_in() if data is None else read_sources(data, load(folders[receiver]).tokenizer)
+    theirs, own = ((Path(name).name, folders[name]) for name in (sender, receiver))
+    with bars() as progress:
+        return calibrate(theirs, own, sources, wanted, progress=progress)
+
+
+def _tell(found: Calibrated, output: Path | None) -> bool:
+    """Write the artifact, and show what was found; whether the gate passed."""
     from rich.console import Console
 
     from crossfill.pair_report import sentences, tables
-    from crossfill.up import prepare_sources
-
-    if tokens % 64:
-        raise typer.BadParameter("is no multiple of 64", param_hint="--tokens")
-    folders = {name: Path(folder) for name, folder in prepare_sources([sender, receiver], models_root).items()}
-    names = {name: Path(name).name for name in folders}
-    _one_thread_a_core()
-    from engines.calibration.calibration import Wanted, calibrate
-    from engines.calibration.gate import Limits
-    from engines.calibration.texts import built_in, read_sources
-    from engines.models.loading import load
     from engines.reuse.artifact import write_artifact
 
-    limits = Limits(max_divergence, min_agreement, max_recall_lost)
-    wanted = Wanted(tokens=tokens, fit=fit, choice=choice, gate=gate, needles=needles, limits=limits, seed=seed)
-    sources = built_in() if data is None else read_sources(data, load(folders[receiver]).tokenizer)
-    with bars() as progress:
-        found = calibrate(
-            (names[sender], folders[sender]), (names[receiver], folders[receiver]), sources, wanted, progress=progress
-        )
-    folder = output or Path("var/pairs") / f"{names[sender]}--{names[receiver]}"
+    folder = output or Path("var/pairs") / f"{found.sender.name}--{found.receiver.name}"
     weights = {layer: matrix.numpy() for layer, matrix in found.weights.items()}
     manifest = write_artifact(folder, found.manifest(_made_by()), weights)
     console = Console()
@@ -67,7 +87,7 @@ def pair(
     for sentence in sentences(found):
         console.print(sentence, highlight=False)
     typer.echo(f"wrote {folder}")
-    raise typer.Exit(0 if manifest.passed else 1)
+    return manifest.passed
 
 
 def _one_thread_a_core() -> None:

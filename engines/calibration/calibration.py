@@ -154,8 +154,7 @@ def calibrate(
         UnusableFolderError: a folder has no model that can be loaded.
     """
     steps, theirs, own = _Steps(), read_identity(*sender), read_identity(*receiver)
-    if theirs.tokenizer != own.tokenizer:
-        raise CalibrationDataError(f"{own.name} cannot use what {theirs.name} leaves: they have different tokenizers")
+    _check(theirs, own, wanted)
     with steps.step("load"):
         networks = Network(load(sender[1])), Network(load(receiver[1]))
         data = _cut(sources, networks[1], wanted)
@@ -191,6 +190,15 @@ def calibrate(
         steps.seconds,
         wanted,
     )
+
+
+def _check(sender: ModelIdentity, receiver: ModelIdentity, wanted: Wanted) -> None:
+    if sender.tokenizer != receiver.tokenizer:
+        raise CalibrationDataError(
+            f"{receiver.name} cannot use what {sender.name} leaves: they have different tokenizers"
+        )
+    if min(wanted.first_layers) >= receiver.layers - 1:
+        raise CalibrationDataError(f"{receiver.name} has too few layers to guide one: {receiver.layers}")
 
 
 def _fit(
@@ -230,9 +238,11 @@ def _texts(data: Sequence[Passages], purpose: Purpose) -> list[Sequence[int]]:
 
 
 def _try(models: Models, texts: Sequence[Sequence[int]], wanted: Wanted, progress: Progress) -> Trials:
+    last = models.receiver.layers - 1
     candidates = [
         Candidate(first, rule, top_p)
         for first in wanted.first_layers
+        if first < last
         for rule in wanted.rules
         for top_p in wanted.top_ps
     ]
