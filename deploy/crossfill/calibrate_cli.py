@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from crossfill import calibrate_pair_cli
+from crossfill.packages import require_packages
 from crossfill.progress import bars
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def router(
     """Fit the learned scorer, judge it on held-out queries, and solve tau for a share of large calls."""
     fields, names = _pairs(score, "--score"), _pairs(model, "--model")
     _require_different_files({"--data": data, "--output": output, "--report": report})
-    _require_packages()
+    require_packages("sklearn", "matplotlib")
     from rich.console import Console
 
     from crossfill.router_calibration.calibrate import Wanted, calibrate
@@ -130,16 +131,6 @@ def _check_names(names: dict[str, str], ladder: Sequence[str]) -> None:
             raise typer.BadParameter(f"{error}. NAME=MODEL renames one", param_hint="--model") from error
     if len(set(called)) < len(called):
         raise typer.BadParameter(f"two models get one name: {', '.join(called)}", param_hint="--model")
-
-
-def _require_packages() -> None:
-    from importlib.util import find_spec
-
-    from crossfill.errors import CalibrationError
-
-    for package, distribution in (("sklearn", "scikit-learn"), ("matplotlib", "matplotlib")):
-        if find_spec(package) is None:
-            raise CalibrationError(f"{distribution} is not installed; pip install 'crossfill[calibrate]'")
 
 
 def _table(rows: Sequence[Sequence[str]]) -> Table:

@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from crossfill.packages import require_packages
 from crossfill.progress import bars
 from engines.models.prepare import DEFAULT_ROOT
 
 if TYPE_CHECKING:
     from engines.calibration.calibration import Calibrated, Wanted
+
+
+_REPORT = "report.html"
 
 
 def pair(
@@ -38,6 +42,7 @@ def pair(
 
     The artifact is written whatever the verdict; status 1 if the gate refuses the pair.
     """
+    require_packages("matplotlib")
     if tokens % 64:
         raise typer.BadParameter("is no multiple of 64", param_hint="--tokens")
     from engines.calibration.calibration import Wanted
@@ -75,18 +80,20 @@ def _tell(found: Calibrated, output: Path | None) -> bool:
     """Write the artifact, and show what was found; whether the gate passed."""
     from rich.console import Console
 
-    from crossfill.pair_report import sentences, tables
+    from crossfill.pair_calibration.report import html_page
+    from crossfill.pair_calibration.wording import sentences, tables
     from engines.reuse.artifact import write_artifact
 
     folder = output or Path("var/pairs") / f"{found.sender.name}--{found.receiver.name}"
     weights = {layer: matrix.numpy() for layer, matrix in found.weights.items()}
     manifest = write_artifact(folder, found.manifest(_made_by()), weights)
+    (folder / _REPORT).write_text(html_page(found), encoding="utf-8")
     console = Console()
     for table in tables(found):
         console.print(table)
     for sentence in sentences(found):
         console.print(sentence, highlight=False)
-    typer.echo(f"wrote {folder}")
+    typer.echo(f"wrote {folder}\nto look at: {folder / _REPORT}")
     return manifest.passed
 
 

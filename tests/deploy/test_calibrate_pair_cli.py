@@ -1,5 +1,6 @@
 """`crossfill calibrate pair` as a shell sees it, on tiny models whose figures mean nothing."""
 
+import re
 import subprocess
 import sys
 
@@ -57,6 +58,10 @@ def test_what_the_gate_says_is_shown_written_and_kept_to(shell, models_root, tmp
     assert ("may be used" in ended.stdout) == manifest.passed
     assert max(map(len, ended.stdout.splitlines())) <= 80
     assert "machine" in manifest.made_by
+    page = (folder / "report.html").read_text()
+    assert page.count("<svg") == 2
+    assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", page)
+    assert all(one.name in page and one.digest in page for one in manifest.data)
     settled = settings_of(models_root, folder)
     assert settled.refused is (None if manifest.passed else Refusal.GATE_FAILED)
     assert settled.layers == manifest.layers

@@ -5,46 +5,26 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from crossfill.html_page import page, paragraphs, table
 from crossfill.router_calibration import figures
 from crossfill.router_calibration.wording import conclusions, model_rows, routing_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from crossfill.router_calibration.calibrate import Calibrated
-
-_STYLE = """
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
-table { border-collapse: collapse; margin: 1rem 0; display: block; overflow-x: auto; }
-th, td { padding: .3rem .8rem; border-bottom: 1px solid #ddd; text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-svg { max-width: 100%; height: auto; }
-figure { margin: 2rem 0; }
-figcaption, footer { color: #555; font-size: .9rem; }
-"""
 
 
 def html_page(result: Calibrated) -> str:
     """The report."""
     data = result.data
     strong = escape(result.held_out.ladder[-1])
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>Crossfill router calibration: {escape(data.name)}</title>
-<style>{_STYLE}</style>
-</head>
-<body>
-<h1>Router calibration</h1>
+    body = f"""<h1>Router calibration</h1>
 <p>{escape(data.name)}: {data.lines} lines, {len(data.prompts.prompts)} prompts, {result.trained_on} for training and
 {len(result.held_out.prompts)} held out (seed {result.wanted.seed}). All that follows was measured on the held-out ones,
 once.</p>
-{"".join(f"<p>{escape(sentence)}</p>" for sentence in conclusions(result))}
+{paragraphs(conclusions(result))}
 <h2>Figures</h2>
-{_table(routing_rows(result))}
-{_table(model_rows(result))}
+{table(routing_rows(result))}
+{table(model_rows(result))}
 <figure>{figures.cost_quality(result)}<figcaption>What sending more queries to {strong} buys. The curve starts where
 all go to the weakest model. An oracle knows each answer's true score. The policy lies below the curve by what its noise
 costs.</figcaption></figure>
@@ -60,14 +40,5 @@ held-out queries.</p>
 <p>Score and predicted are means. AUC is the chance that a good answer was predicted higher than a bad one, Brier the
 mean squared error of the prediction, ECE its mean distance from the diagonal of the second plot; <i>by chance</i> is
 the ECE that true probabilities would show on as many queries.</p>
-<footer>Data SHA-256 {data.sha256}</footer>
-</body>
-</html>
-"""
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = rows
-    cells = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in body)
-    return f"<table><thead><tr>{cells}</tr></thead><tbody>{lines}</tbody></table>"
+<footer>Data SHA-256 {data.sha256}</footer>"""
+    return page(f"Crossfill router calibration: {data.name}", body)

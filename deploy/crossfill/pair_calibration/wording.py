@@ -13,27 +13,28 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from engines.calibration.calibration import Calibrated
+    from engines.calibration.trial import Candidate
     from engines.reuse.artifact import Measured
 
 _SHOWN = 12
+_CANDIDATE = ("heads", "from layer", "top-p", "KL", "same", "density", "saved", "")
+_FIGURE = ("figure", "limit", "measured", "", "")
 
 
 def tables(found: Calibrated) -> Iterator[Table]:
     """What was tried, and what the gate measured; within 80 columns."""
-    yield _table(
-        f"Tried on {found.wanted.choice} texts, {found.wanted.tokens} tokens, best saving first",
-        "KL × 1000 from the dense run; same: share of tokens where both would say the same next; saved: share of all "
-        "attention that is left out. ←: chosen.",
-        ("from layer", "heads", "top-p", "KL", "same", "density", "saved", ""),
-        _candidates(found),
-    )
-    yield _table(
-        "The gate, on texts that nothing was chosen by",
-        "Mean (95 % interval); its unfavourable end counts. over …: KL as a share of that of a mask as dense that is "
-        "made without the sender.",
-        ("figure", "limit", "measured", "", ""),
-        map(_figure, found.gate),
-    )
+    yield _table(f"Tried on {found.wanted.choice} texts", CANDIDATES_CAPTION, candidate_rows(found, most=_SHOWN))
+    yield _table("The gate, on texts that nothing was chosen by", GATE_CAPTION, gate_rows(found))
+
+
+CANDIDATES_CAPTION = (
+    "KL × 1000 from the dense run; same: share of tokens where both would say the same next; saved: share of all "
+    "attention that is left out. ←: chosen."
+)
+GATE_CAPTION = (
+    "Mean (95 % interval); its unfavourable end counts. over …: KL as a share of that of a mask as dense that is made "
+    "without the sender."
+)
 
 
 def sentences(found: Calibrated) -> Iterator[str]:
@@ -68,24 +69,34 @@ def _other(found: Calibrated, guided: Sequence[int]) -> list[float]:
     return [float(found.profile.variation[layer, found.other.layers[layer]]) for layer in guided]
 
 
-def _candidates(found: Calibrated) -> Iterator[Sequence[str]]:
+def candidate_rows(found: Calibrated, *, most: int | None = None) -> list[Sequence[str]]:
+    """Head, then every candidate, what saves most first; at most `most`, the chosen one among them."""
     layers = found.receiver.layers
     ranked = sorted(found.tried, key=lambda one: -found.tried[one].saved(one, layers))
-    place = ranked.index(found.chosen)
-    # The chosen one with those around it: what saves more and was not good enough, and what saves less.
-    first = max(0, min(place - _SHOWN // 2, len(ranked) - _SHOWN))
-    for one in ranked[first : first + _SHOWN]:
-        tried = found.tried[one]
-        yield (
-            str(one.first_layer),
-            one.rule.value,
-            f"{one.top_p:g}",
-            f"{1000 * statistics.fmean(tried.divergence):.1f}",
-            f"{statistics.fmean(tried.agreement):.1%}",
-            f"{statistics.fmean(tried.density):.2f}",
-            f"{tried.saved(one, layers):.2f}",
-            "←" if one == found.chosen else "",
-        )
+    if most is not None:
+        # With those around it: what saves more and was not good enough, and what saves less.
+        first = max(0, min(ranked.index(found.chosen) - most // 2, len(ranked) - most))
+        ranked = ranked[first : first + most]
+    return [_CANDIDATE, *(_candidate(found, one) for one in ranked)]
+
+
+def _candidate(found: Calibrated, one: Candidate) -> Sequence[str]:
+    tried = found.tried[one]
+    return (
+        one.rule.value,
+        str(one.first_layer),
+        f"{one.top_p:g}",
+        f"{1000 * statistics.fmean(tried.divergence):.1f}",
+        f"{statistics.fmean(tried.agreement):.1%}",
+        f"{statistics.fmean(tried.density):.2f}",
+        f"{tried.saved(one, found.receiver.layers):.2f}",
+        "←" if one == found.chosen else "",
+    )
+
+
+def gate_rows(found: Calibrated) -> list[Sequence[str]]:
+    """Head, then every figure."""
+    return [_FIGURE, *map(_figure, found.gate)]
 
 
 def _figure(one: Measured) -> Sequence[str]:
@@ -93,12 +104,12 @@ def _figure(one: Measured) -> Sequence[str]:
     return one.name, f"{one.limit:g}", f"{one.value:.4f}", interval, "PASS" if one.passed else "FAIL"
 
 
-def _table(title: str, caption: str, columns: Sequence[str], rows: Iterator[Sequence[str]]) -> Table:
+def _table(title: str, caption: str, rows: Sequence[Sequence[str]]) -> Table:
     from rich.table import Table
 
     table = Table(title=title, caption=caption, caption_justify="left")
-    for name in columns:
-        table.add_column(name, justify="left" if name in {"heads", "figure"} else "right")
-    for row in rows:
+    for place, name in enumerate(rows[0]):
+        table.add_column(name, justify="right" if place else "left")
+    for row in rows[1:]:
         table.add_row(*row)
     return table

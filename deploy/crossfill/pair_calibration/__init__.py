@@ -1,0 +1,1 @@
+"""What a calibration of a pair found, for people."""
