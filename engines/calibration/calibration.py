@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 _NEEDLE_TOKENS = 256
 # Of what the gate allows, the share that a choice may use: it is made on few texts, and the gate judges intervals.
 _DIVERGENCE_MARGIN, _AGREEMENT_MARGIN = 0.5, 0.8
-_FINALISTS = 4
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Wanted:
     fit: int = 6
     choice: int = 3
     gate: int = 4
-    choice_needles: int = 16
+    choice_needles: int = 24
     needles: int = 40
     first_layers: tuple[int, ...] = (1, 2, 3)
     rules: tuple[Rule, ...] = tuple(Rule)
@@ -162,7 +161,7 @@ def calibrate(
     with steps.step("try candidates"):
         trials = _try(models, _texts(data, Purpose.CHOICE), wanted, progress)
     with steps.step("choose"):
-        chosen = _choose(models, trials, wanted, own.layers)
+        chosen = _choose(models, trials, wanted, progress)
     with steps.step("judge"):
         asked = needles(networks[1].loaded, count=wanted.needles, tokens=_NEEDLE_TOKENS, seed=wanted.seed)
         pair = models.pair(chosen)
@@ -254,14 +253,26 @@ def _try(models: Models, texts: Sequence[Sequence[int]], wanted: Wanted, progres
     return trials
 
 
-def _choose(models: Models, trials: Trials, wanted: Wanted, layers: int) -> Candidate:
-    """Of the candidates within the limits the one that leaves out most and recalls."""
+def _choose(models: Models, trials: Trials, wanted: Wanted, progress: Progress) -> Candidate:
+    """Of the candidates within the limits the one that leaves out most and recalls.
+
+    What leaves out less recalls no less, but for chance, so a bisection finds it.
+    """
+    layers = models.receiver.layers
     within = [one for one, tried in trials.tried.items() if _is_within(tried, wanted.limits)]
     if not within:
         return min(trials.tried, key=lambda one: sum(trials.tried[one].divergence))
     ranked = sorted(within, key=lambda one: trials.tried[one].saved(one, layers), reverse=True)
     asked = needles(models.receiver.loaded, count=wanted.choice_needles, tokens=_NEEDLE_TOKENS, seed=wanted.seed + 1)
-    return next((one for one in ranked[:_FINALISTS] if _recalls(models, one, asked, wanted)), ranked[-1])
+    low, high, steps = 0, len(ranked) - 1, (len(ranked) - 1).bit_length()
+    for step in range(steps):
+        progress("recalling", step, steps)
+        if low == high:
+            break
+        middle = (low + high) // 2
+        low, high = (low, middle) if _recalls(models, ranked[middle], asked, wanted) else (middle + 1, high)
+    progress("recalling", steps, steps)
+    return ranked[low]
 
 
 def _is_within(tried: Tried, limits: Limits) -> bool:
@@ -274,7 +285,15 @@ def _is_within(tried: Tried, limits: Limits) -> bool:
 
 
 def _recalls(models: Models, candidate: Candidate, asked: Sequence[Needle], wanted: Wanted) -> bool:
+    """Whether no more is lost than the gate allows, or a single fact: of few facts one is more than that."""
     found = judge(
-        models.pair(candidate), [], asked, tail=wanted.tail, recall_tokens=wanted.tokens, seed=wanted.seed + 1
+        models.pair(candidate),
+        [],
+        asked,
+        tail=wanted.tail,
+        recall_tokens=wanted.tokens,
+        seed=wanted.seed + 1,
+        controls=(),
     )
-    return found.recall(Mask.DENSE) - found.recall(Mask.GUIDED) <= wanted.limits.recall
+    lost = sum(found.recalled[Mask.DENSE]) - sum(found.recalled[Mask.GUIDED])
+    return lost <= max(1, int(wanted.limits.recall * len(asked)))

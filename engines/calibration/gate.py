@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from engines.reuse.study.network import Attend
     from engines.reuse.study.pair import Pair
 
-_CONTROLS = (Mask.RANDOM, Mask.WINDOW)
+CONTROLS = (Mask.RANDOM, Mask.WINDOW)
 _NEEDLES_A_TEXT = 8
 
 
@@ -73,9 +73,10 @@ def judge(
     tail: int,
     recall_tokens: int,
     seed: int,
+    controls: Sequence[Mask] = CONTROLS,
     progress: Progress = silent,
 ) -> Verdicts:
-    """Run every text and conversation densely, guided, and under both controls.
+    """Run every text and conversation densely, guided, and under the controls.
 
     Args:
         pair: as it is to be used.
@@ -84,17 +85,18 @@ def judge(
         tail: tokens; what is before them is whole row blocks.
         recall_tokens: whole row blocks.
         seed: of random masks and conversations.
+        controls: masks made without the sender.
     """
     found, generator = Verdicts(), torch.Generator().manual_seed(seed)
     groups = [needles[begin : begin + _NEEDLES_A_TEXT] for begin in range(0, len(needles), _NEEDLES_A_TEXT)]
     total = len(texts) + len(groups)
     progress("judging", 0, total)
     for done, text in enumerate(texts, 1):
-        _continue(pair, text, tail, generator, found)
+        _continue(pair, text, tail, _Run(controls, generator, found))
         progress("judging", done, total)
     for done, group in enumerate(groups, len(texts) + 1):
         talk = recollection(pair.receiver.tokenizer, group, recall_tokens, seed + done)
-        for mask, attend in _masks(pair, talk.tokens, recall_tokens, generator, found):
+        for mask, attend in _Run(controls, generator, found).masks(pair, talk.tokens, recall_tokens):
             hidden = pair.receiver.hidden(talk.tokens, attend)
             for value in talk.values:
                 said = pair.receiver.log_probabilities(hidden[value.start - 1 : value.stop - 1]).argmax(dim=-1)
@@ -103,26 +105,33 @@ def judge(
     return found
 
 
-def _continue(pair: Pair, text: Sequence[int], tail: int, generator: torch.Generator, found: Verdicts) -> None:
-    prefix = len(text) - tail
+@dataclass(frozen=True)
+class _Run:
+    """What is run of every text, and where its figures go."""
+
+    controls: Sequence[Mask]
+    generator: torch.Generator
+    found: Verdicts
+
+    def masks(self, pair: Pair, text: Sequence[int], prefix: int) -> Iterator[tuple[Mask, Attend]]:
+        """The dense run, the guided one and the controls; notes the density."""
+        guides = {layer: one.index for layer, one in pair.guides(pair.leave(text), prefix // BLOCK).items()}
+        self.found.density.append(statistics.fmean(density(index) for index in guides.values()))
+        yield Mask.DENSE, dense
+        for mask in (Mask.GUIDED, *self.controls):
+            yield mask, Sparse({layer: like(index, mask, self.generator) for layer, index in guides.items()})
+
+
+def _continue(pair: Pair, text: Sequence[int], tail: int, run: _Run) -> None:
+    prefix, found = len(text) - tail, run.found
     exact = torch.empty(0)
-    for mask, attend in _masks(pair, text, prefix, generator, found):
+    for mask, attend in run.masks(pair, text, prefix):
         logs = pair.receiver.log_probabilities(pair.receiver.hidden(text, attend)[prefix:])
         exact = logs if mask is Mask.DENSE else exact
         divergence, agreement = distance(exact, logs)
         found.divergence[mask].append(divergence)
         if mask is Mask.GUIDED:
             found.agreement.append(agreement)
-
-
-def _masks(
-    pair: Pair, text: Sequence[int], prefix: int, generator: torch.Generator, found: Verdicts
-) -> Iterator[tuple[Mask, Attend]]:
-    guides = {layer: one.index for layer, one in pair.guides(pair.leave(text), prefix // BLOCK).items()}
-    found.density.append(statistics.fmean(density(index) for index in guides.values()))
-    yield Mask.DENSE, dense
-    for mask in (Mask.GUIDED, *_CONTROLS):
-        yield mask, Sparse({layer: like(index, mask, generator) for layer, index in guides.items()})
 
 
 def figures(found: Verdicts, limits: Limits) -> tuple[Measured, ...]:
@@ -135,7 +144,7 @@ def figures(found: Verdicts, limits: Limits) -> tuple[Measured, ...]:
         _measured("agreement", limits.agreement, statistics.fmean(found.agreement), same, same.low >= limits.agreement),
         _measured("recall lost", limits.recall, lost, None, lost <= limits.recall + 1e-9),
         _measured("density", limits.density, kept, None, kept <= limits.density),
-        *(_against(found, mask) for mask in _CONTROLS),
+        *(_against(found, mask) for mask in CONTROLS),
     )
 
 

@@ -179,6 +179,7 @@ def test_a_pair_is_calibrated_and_its_artifact_says_so(folders, tmp_path):
         "comparing layers",
         "fitting weights",
         "trying candidates",
+        "recalling",
         "judging",
     }
     assert all(any(done == total for at, done, total in seen if at == stage) for stage, _, _ in seen)
