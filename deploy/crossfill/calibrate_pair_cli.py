@@ -69,7 +69,7 @@ def _calibrate(sender: str, receiver: str, data: Path | None, wanted: Wanted, mo
     from engines.models.loading import load
 
     folders = {name: Path(folder) for name, folder in prepare_sources([sender, receiver], models_root).items()}
-    _one_thread_a_core()
+    _use_all_cores()
     sources = built_in() if data is None else read_sources(data, load(folders[receiver]).tokenizer)
     theirs, own = ((Path(name).name, folders[name]) for name in (sender, receiver))
     with bars() as progress:
@@ -97,7 +97,7 @@ def _tell(found: Calibrated, output: Path | None) -> bool:
     return manifest.passed
 
 
-def _one_thread_a_core() -> None:
+def _use_all_cores() -> None:
     import os
 
     import torch

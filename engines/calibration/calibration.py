@@ -82,6 +82,7 @@ class Calibrated:
         verdicts, gate: of the chosen one on the texts to judge by.
         data: what was read.
         seconds: of each step.
+        wanted: what was asked for.
     """
 
     sender: ModelIdentity

@@ -9,6 +9,7 @@ import numpy as np
 
 from crossfill.html_page import page, paragraphs, table
 from crossfill.pair_calibration.wording import (
+    ALIGNED,
     CANDIDATES_CAPTION,
     GATE_CAPTION,
     candidate_rows,
@@ -35,7 +36,7 @@ def html_page(found: Calibrated) -> str:
 <h2>Layers</h2>
 <figure>{_layers(found)}<figcaption>How far each layer of {escape(receiver)} is from its best mixture of the heads of
 each layer of {escape(sender)}: total variation of block masses, 0 is equal. Points: the layer that was taken; crosses:
-what aligning by {escape(found.other.name)} would take.</figcaption></figure>
+if aligned {ALIGNED[found.other.name]}.</figcaption></figure>
 <h2>Choice</h2>
 <figure>{_choice(found)}<figcaption>What candidates leave out of all attention, and how far that takes them from the
 dense run. Circled: chosen.</figcaption></figure>

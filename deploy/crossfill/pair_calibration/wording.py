@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from engines.calibration.trial import Candidate
     from engines.reuse.artifact import Measured
 
+ALIGNED = {"suffix": "by suffixes", "ordered": "in the order that fits best"}
+
 _SHOWN = 12
 _CANDIDATE = ("heads", "from layer", "top-p", "KL", "same", "density", "saved", "")
 _FIGURE = ("figure", "limit", "measured", "", "")
@@ -43,9 +45,9 @@ def sentences(found: Calibrated) -> Iterator[str]:
     guided = range(found.chosen.first_layer, found.receiver.layers - 1)
     variation = [found.profile.variation[layer, found.alignment.layers[layer]] for layer in guided]
     yield (
-        f"Layers are aligned by {found.alignment.name}: attention of {receiver}'s guided layers differs from its "
+        f"Layers are aligned {ALIGNED[found.alignment.name]}: attention of {receiver}'s guided layers differs from its "
         f"mixture of {sender}'s by {statistics.fmean(variation):.2f} on average (0: equal, 1: nothing in common), and "
-        f"by {statistics.fmean(_other(found, guided)):.2f} if aligned by {found.other.name}."
+        f"by {statistics.fmean(_other(found, guided)):.2f} if aligned {ALIGNED[found.other.name]}."
     )
     recall = {mask: found.verdicts.recall(mask) for mask in Mask}
     yield (
