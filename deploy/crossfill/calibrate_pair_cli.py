@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +14,8 @@ from crossfill.progress import bars
 from engines.models.prepare import DEFAULT_ROOT
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from engines.calibration.calibration import Calibrated, Wanted
 
 
@@ -60,6 +63,41 @@ def pair(
     )
     found = _calibrate(sender, receiver, data, wanted, models_root)
     raise typer.Exit(0 if _tell(found, output) else 1)
+
+
+def show(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER...", help="Artifacts of `crossfill calibrate pair`.")
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="The manifests, for machines.")] = False,
+) -> None:
+    """What a pair's calibration says, and of several what each says of the same figures; status 1 if one is refused."""
+    from crossfill.pair_calibration.shown import lines, rows
+    from engines.reuse.artifact import read_manifest, read_weights
+
+    manifests = {str(folder): read_manifest(folder) for folder in folders}
+    for folder, manifest in manifests.items():
+        # A manifest without its weights is worth nothing.
+        read_weights(Path(folder), manifest)
+    if as_json:
+        typer.echo(json.dumps({name: one.model_dump(mode="json") for name, one in manifests.items()}, indent=2))
+    else:
+        for manifest in manifests.values():
+            typer.echo("\n".join(lines(manifest)) + "\n")
+        _print(rows(manifests))
+    raise typer.Exit(0 if all(manifest.passed for manifest in manifests.values()) else 1)
+
+
+def _print(rows: Sequence[Sequence[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for name in rows[0]:
+        table.add_column(name, overflow="fold")
+    for row in rows[1:]:
+        table.add_row(*row)
+    Console(highlight=False).print(table)
 
 
 def _calibrate(sender: str, receiver: str, data: Path | None, wanted: Wanted, models_root: Path) -> Calibrated:
