@@ -66,9 +66,7 @@ def pair(
 
 
 def show(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="FOLDER...", help="Artifacts of `crossfill calibrate pair`.")
-    ],
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="What `crossfill calibrate pair` wrote.")],
     as_json: Annotated[bool, typer.Option("--json", help="The manifests, for machines.")] = False,
 ) -> None:
     """What a pair's calibration says, and of several what each says of the same figures; status 1 if one is refused."""

@@ -1,16 +1,23 @@
 """`crossfill calibrate pair` as a shell sees it, on tiny models whose figures mean nothing."""
 
+import html
+import json
 import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from crossfill.cli import app
 from crossfill.config import StackConfig
 from crossfill.reuse_plan import reuse_settings
+from engines.errors import PairArtifactError
 from engines.models import prepare
-from engines.reuse.artifact import read_manifest
+from engines.reuse.artifact import Manifest, Measured, read_manifest, write_artifact
 from engines.reuse.refusal import Refusal
+from engines.reuse.settings import ModelIdentity
 
 FEW = ("--tokens", "640", "--fit", "1", "--choice", "1", "--gate", "2", "--needles", "2")
 # Whatever tiny models do is good enough.
@@ -61,7 +68,7 @@ def test_what_the_gate_says_is_shown_written_and_kept_to(shell, models_root, tmp
     page = (folder / "report.html").read_text()
     assert page.count("<svg") == 2
     assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", page)
-    assert all(one.name in page and one.digest in page for one in manifest.data)
+    assert all(html.escape(one.name) in page and one.digest in page for one in manifest.data)
     settled = settings_of(models_root, folder)
     assert settled.refused is (None if manifest.passed else Refusal.GATE_FAILED)
     assert settled.layers == manifest.layers
@@ -83,3 +90,60 @@ def test_what_cannot_be_calibrated_is_one_line(shell, arguments, said):
     assert ended.returncode in {1, 2}
     assert said in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+LARGE = ModelIdentity(name="large", revision="l" * 32, tokenizer="t", template="", layers=6, heads=2)
+SMALL = ModelIdentity(name="small", revision="s" * 32, tokenizer="t", template="", layers=5, heads=2)
+
+
+def write_pair(folder, *, passed=True, kl=0.002):
+    gate = (
+        Measured(name="divergence", limit=0.01, value=kl, low=0.001, high=0.003, passed=passed),
+        Measured(name="recall lost", limit=0.05, value=0.0, passed=True),
+    )
+    manifest = Manifest(
+        sender=LARGE,
+        receiver=SMALL,
+        layers=(0, 1, 2, 4, 5),
+        first_layer=2,
+        top_p=0.95,
+        min_tokens=512,
+        max_density=0.7,
+        gate=gate,
+        seconds={"fit": 90.0},
+    )
+    write_artifact(folder, manifest, {layer: np.full((2, 2), 0.5, np.float32) for layer in (2, 3)})
+    return str(folder)
+
+
+def run_show(*arguments):
+    return CliRunner().invoke(app, ["calibrate", "show", *arguments])
+
+
+def test_what_an_artifact_says_is_shown(tmp_path):
+    ended = run_show(write_pair(tmp_path / "pair"))
+    assert ended.exit_code == 0
+    assert f"large ({'l' * 12}) → small ({'s' * 12}): may be used" in ended.output
+    assert "2←2, 3←4" in ended.output
+    assert "took 1.5 minutes" in ended.output
+    # Columns are as wide as the folder's name.
+    assert "0.0020 (0.0010–0.0030)" in ended.output
+
+
+def test_several_stand_side_by_side_and_one_that_is_refused_counts(tmp_path):
+    good, bad = write_pair(tmp_path / "a"), write_pair(tmp_path / "b", passed=False, kl=0.02)
+    ended = run_show("--json", good, bad)
+    assert ended.exit_code == 1
+    told = json.loads(ended.output)
+    assert [told[name]["gate"][0]["passed"] for name in (good, bad)] == [True, False]
+    text = run_show(good, bad).output
+    assert "refused, because of: divergence" in text
+    assert re.search(r"may be used +yes +no", text)
+
+
+def test_a_folder_without_its_weights_is_said(tmp_path):
+    folder = write_pair(tmp_path / "pair")
+    (tmp_path / "pair" / "weights.safetensors").unlink()
+    ended = run_show(folder)
+    assert isinstance(ended.exception, PairArtifactError)
+    assert "weights.safetensors: cannot be read" in str(ended.exception)

@@ -26,8 +26,8 @@ def lines(manifest: Manifest) -> Iterator[str]:
     pairs = ", ".join(f"{layer}←{manifest.layers[layer]}" for layer in guided)
     yield f"guided layers, receiver←sender: {pairs}"
     yield (
-        f"top-p {manifest.top_p:g}, prompts of which at least {manifest.min_tokens} tokens can be guided, density up to "
-        f"{manifest.max_density:g}"
+        f"top-p {manifest.top_p:g}, for prompts of which {manifest.min_tokens} tokens or more can be guided, at a "
+        f"density of {manifest.max_density:g} at most"
     )
     for source in manifest.data:
         yield f"{source.purpose}: {source.name}, {source.tokens} tokens, digest {source.digest}"
