@@ -157,7 +157,12 @@ async def test_the_document_and_the_door_agree(duo: Any, field: str, value: Any,
 
 
 async def test_reports_are_as_documented(fake: Any, start_router: Any) -> None:
-    said = ("guided; blocks=3/4; density=0.5; sender=large", "fallback; reason=store_slow", "none; reason=magic", "odd")
+    said = (
+        "guided; blocks=3/4; density=0.5; sender=large",
+        "fallback; reason=store_slow",
+        "none; reason=magic; prefix_hops=1",
+        "odd",
+    )
     replies = [*(Reply(reuse=words) for words in said), Reply()]
     router = await start_router({"small": [await fake(*replies)], "large": [await fake()]})
     schema = {"$ref": "#/components/schemas/Report", "components": DOCUMENT["components"]}

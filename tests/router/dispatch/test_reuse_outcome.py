@@ -87,6 +87,13 @@ def test_senders_that_no_model_can_be_called_are_not_told(sender: str) -> None:
     assert read(f"guided; sender={sender}").sender is None
 
 
+@pytest.mark.parametrize(("said", "hops"), [("1", 1), ("255", 255), ("0", None), ("-1", None), ("x", None), ("", None)])
+def test_an_approximate_prefix_is_told(said: str, hops: int | None) -> None:
+    found = read(f"none; reason=cached; prefix_hops={said}")
+    assert found.prefix_hops == hops
+    assert found.to_json().get("prefix_hops") == hops
+
+
 def test_the_first_header_and_the_first_pair_of_a_name_count() -> None:
     assert reuse_outcome([("x-crossfill-reuse", "guided"), ("x-crossfill-reuse", "map")]).header == "guided"
     assert read("none; reason=cached; reason=off").reason is ReuseReason.CACHED
