@@ -107,7 +107,7 @@ def _calibrate(sender: str, receiver: str, data: Path | None, wanted: Wanted, mo
     folders = {name: Path(folder) for name, folder in prepare_sources([sender, receiver], models_root).items()}
     _use_all_cores()
     sources = built_in() if data is None else read_sources(data, load(folders[receiver]).tokenizer)
-    theirs, own = ((Path(name).name, folders[name]) for name in (sender, receiver))
+    theirs, own = ((folders[name].resolve().name, folders[name]) for name in (sender, receiver))
     with bars() as progress:
         return calibrate(theirs, own, sources, wanted, progress=progress)
 
