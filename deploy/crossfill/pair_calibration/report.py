@@ -6,6 +6,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 from crossfill.html_page import page, paragraphs, table
 from crossfill.pair_calibration.wording import (
@@ -54,6 +55,8 @@ def _layers(found: Calibrated) -> str:
     layers = range(len(variation))
     axes.plot(found.other.layers, layers, "x", color="#ffffff", markersize=4)
     axes.plot(found.alignment.layers, layers, "o", color=colour(1), markersize=4)
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel(f"layer of {found.sender.name}")
     axes.set_ylabel(f"layer of {found.receiver.name}")
     figure.colorbar(shown, label="total variation")
@@ -70,7 +73,7 @@ def _choice(found: Calibrated) -> str:
         axes.plot(saved, far, "o", color=colour(place), label=rule.value, markersize=4)
     chosen = found.tried[found.chosen]
     point = chosen.saved(found.chosen, layers), float(np.mean(chosen.divergence))
-    axes.plot(*point, "o", color="none", markeredgecolor=GREY, markersize=12)
+    axes.plot(*point, "o", markerfacecolor="none", markeredgecolor=GREY, markersize=12)
     axes.axhline(found.wanted.limits.divergence, color=GREY, linestyle="--", label="limit of the gate")
     axes.set_xlabel("share of all attention left out")
     axes.set_ylabel("KL from the dense run, nats")
