@@ -26,14 +26,6 @@ SMALL = Wanted(
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def folders(models_root):
     return {name: prepare(name, models_root) for name in ("tiny-llama", "tiny-qwen3")}

@@ -13,14 +13,6 @@ from engines.reuse.study.network import Network
 TOKENS = list(range(100, 100 + 2 * BLOCK + 20))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def networks(models_root):
     return tuple(Network(load(prepare(name, models_root))) for name in ("tiny-llama", "tiny-qwen3"))
