@@ -42,6 +42,8 @@ _log = logging.getLogger("crossfill.reuse")
 _LOG_EVERY_S = 60.0
 # Most that is waited for the first layer once the store has told that there is something worth it.
 _LAYER_WAIT_S = 1.0
+# Rows of the first two row blocks look at the first block and at their own, which is everywhere they can.
+_EXACT = 2 * BLOCK
 # Requests that are known and have not been prefilled; beyond, the one that arrived first is prefilled densely.
 _MOST_KNOWN = 4096
 
@@ -189,7 +191,7 @@ class ReuseEngine:
         plan = known.plan if known else None
         runs = runs_of(start, stop, plan.pages) if plan else dense_run(start, stop)
         before = self.provenance.hops_of(slots[:start].long().cpu())
-        guided_from = next((run.start - start for run in runs if run.guided), None)
+        guided_from = next((max(run.start, _EXACT) - start for run in runs if run.guided and run.stop > _EXACT), None)
         self.provenance.extend(slots[start:stop].long().cpu(), before, guided_from)
         is_last = known is None or stop >= len(known.tokens)
         stored = known.stored if known is not None and before == 0 and not runs[0].guided else None

@@ -100,6 +100,18 @@ def test_row_blocks_that_nobody_left_are_dense_between_guided_ones(sender, recei
     assert worker.counted("row_blocks_total", outcome="uncovered") == 4
 
 
+@pytest.mark.parametrize("cuts", [(), (64,), (100,), (128,), (200,)])
+def test_rows_that_look_everywhere_although_they_are_guided_are_exact(left, receive, cuts):
+    worker = receive(top_p=0.01)
+    worker.arrive("r", TOKENS)
+    out, reference = worker.prefill("r", TOKENS, cuts=cuts), dense(receive)
+    assert worker.counted("row_blocks_total", outcome="guided") == 5
+    torch.testing.assert_close(out[:, :128], reference[:, :128], atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(out[2, 128:192], reference[2, 128:192], atol=1e-2)
+    slots = worker.slots.long()
+    assert [worker.engine.provenance.hops_of(slots[:count]) for count in (128, 129, TOTAL)] == [0, 1, 1]
+
+
 def test_only_what_the_own_cache_lacks_is_guided(left, receive):
     worker = receive()
     worker.arrive("r", TOKENS)
