@@ -45,8 +45,6 @@ _WARM_UP_TOKENS = 1024
 _CHUNK = 2048
 _FLOAT32_BYTES = 4
 _TIMED_TEXTS = 3
-# Of the facts alone; the study puts them in prose of its own.
-_NEEDLE_TOKENS = 256
 
 
 def read_pair(
@@ -200,9 +198,10 @@ def _load(bench: ReuseBench, folders: Mapping[str, Path]) -> Pair:
 def _study(bench: ReuseBench, pair: Pair, tokens: int, rounds: Rounds, progress: Bars) -> Figures:
     from engines.models.needle import needles
     from engines.reuse.study.quality import study_quality
+    from engines.reuse.study.runs import NEEDLE_TOKENS
     from engines.reuse.study.timing import time_attention
 
     times = time_attention(pair, tokens, chunk=_CHUNK, rounds=_TIMED_TEXTS, seed=bench.seed, progress=progress)
-    asked = needles(pair.receiver.loaded, count=bench.needles, tokens=_NEEDLE_TOKENS, seed=bench.seed)
+    asked = needles(pair.receiver.loaded, count=bench.needles, tokens=NEEDLE_TOKENS, seed=bench.seed)
     study = study_quality(pair, tokens, texts=bench.texts, needles=asked, seed=bench.seed, progress=progress)
     return Figures(tokens, rounds, times, study, _FLOAT32_BYTES * pair.sender.kv_numbers)

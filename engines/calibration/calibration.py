@@ -24,6 +24,7 @@ from engines.reuse.artifact import DataSource, Manifest, Measured
 from engines.reuse.identity import read_identity
 from engines.reuse.study.masks import Mask
 from engines.reuse.study.network import Network
+from engines.reuse.study.runs import NEEDLE_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from engines.models.needle import Needle
     from engines.reuse.settings import ModelIdentity
 
-# Of the facts alone; they stand in prose of their own.
-_NEEDLE_TOKENS = 256
 # Of what the gate allows, the share that a choice may use: it is made on few texts, and the gate judges intervals.
 _DIVERGENCE_MARGIN, _AGREEMENT_MARGIN = 0.5, 0.8
 
@@ -164,7 +163,7 @@ def calibrate(
     with steps.step("choose"):
         chosen = _choose(models, trials, wanted, progress)
     with steps.step("judge"):
-        asked = needles(networks[1].loaded, count=wanted.needles, tokens=_NEEDLE_TOKENS, seed=wanted.seed)
+        asked = needles(networks[1].loaded, count=wanted.needles, tokens=NEEDLE_TOKENS, seed=wanted.seed)
         pair = models.pair(chosen)
         verdicts = judge(
             pair,
@@ -264,7 +263,7 @@ def _choose(models: Models, trials: Trials, wanted: Wanted, progress: Progress) 
     if not within:
         return min(trials.tried, key=lambda one: sum(trials.tried[one].divergence))
     ranked = sorted(within, key=lambda one: trials.tried[one].saved(one, layers), reverse=True)
-    asked = needles(models.receiver.loaded, count=wanted.choice_needles, tokens=_NEEDLE_TOKENS, seed=wanted.seed + 1)
+    asked = needles(models.receiver.loaded, count=wanted.choice_needles, tokens=NEEDLE_TOKENS, seed=wanted.seed + 1)
     low, high, steps = 0, len(ranked) - 1, (len(ranked) - 1).bit_length()
     for step in range(steps):
         progress("recalling", step, steps)

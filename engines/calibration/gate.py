@@ -13,25 +13,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from crossfill_kernels.rows import BLOCK
-from engines.calibration.trial import distance
 from engines.models.interval import Interval, student_t
 from engines.models.progress import Progress, silent
 from engines.reuse.artifact import Measured
-from engines.reuse.study.masks import Mask, density, like
-from engines.reuse.study.network import dense
-from engines.reuse.study.pair import Sparse
+from engines.reuse.study.masks import Mask
 from engines.reuse.study.passages import recollection
+from engines.reuse.study.runs import Runs, distance, in_conversations, recalled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from engines.models.needle import Needle
-    from engines.reuse.study.network import Attend
     from engines.reuse.study.pair import Pair
 
 CONTROLS = (Mask.RANDOM, Mask.WINDOW)
-_NEEDLES_A_TEXT = 8
 
 
 @dataclass(frozen=True)
@@ -88,45 +83,28 @@ def judge(
         controls: masks made without the sender.
     """
     found, generator = Verdicts(), torch.Generator().manual_seed(seed)
-    groups = [needles[begin : begin + _NEEDLES_A_TEXT] for begin in range(0, len(needles), _NEEDLES_A_TEXT)]
+    masks, groups = (Mask.DENSE, Mask.GUIDED, *controls), in_conversations(needles)
     total = len(texts) + len(groups)
     progress("judging", 0, total)
     for done, text in enumerate(texts, 1):
-        _continue(pair, text, tail, _Run(controls, generator, found))
+        runs = Runs(pair, text, len(text) - tail, generator)
+        found.density.append(runs.density)
+        _continue(pair, text, tail, masks, runs, found)
         progress("judging", done, total)
     for done, group in enumerate(groups, len(texts) + 1):
         talk = recollection(pair.receiver.tokenizer, group, recall_tokens, seed + done)
-        for mask, attend in _Run(controls, generator, found).masks(pair, talk.tokens, recall_tokens):
-            hidden = pair.receiver.hidden(talk.tokens, attend)
-            for value in talk.values:
-                said = pair.receiver.log_probabilities(hidden[value.start - 1 : value.stop - 1]).argmax(dim=-1)
-                found.recalled[mask].append(said.tolist() == list(talk.tokens[value.start : value.stop]))
+        runs = Runs(pair, talk.tokens, recall_tokens, generator)
+        found.density.append(runs.density)
+        for mask, attend in runs.under(masks):
+            found.recalled[mask] += recalled(pair.receiver, pair.receiver.hidden(talk.tokens, attend), talk)
         progress("judging", done, total)
     return found
 
 
-@dataclass(frozen=True)
-class _Run:
-    """What is run of every text, and where its figures go."""
-
-    controls: Sequence[Mask]
-    generator: torch.Generator
-    found: Verdicts
-
-    def masks(self, pair: Pair, text: Sequence[int], prefix: int) -> Iterator[tuple[Mask, Attend]]:
-        """The dense run, the guided one and the controls; notes the density."""
-        guides = {layer: one.index for layer, one in pair.guides(pair.leave(text), prefix // BLOCK).items()}
-        self.found.density.append(statistics.fmean(density(index) for index in guides.values()))
-        yield Mask.DENSE, dense
-        for mask in (Mask.GUIDED, *self.controls):
-            yield mask, Sparse({layer: like(index, mask, self.generator) for layer, index in guides.items()})
-
-
-def _continue(pair: Pair, text: Sequence[int], tail: int, run: _Run) -> None:
-    prefix, found = len(text) - tail, run.found
+def _continue(pair: Pair, text: Sequence[int], tail: int, masks: Sequence[Mask], runs: Runs, found: Verdicts) -> None:
     exact = torch.empty(0)
-    for mask, attend in run.masks(pair, text, prefix):
-        logs = pair.receiver.log_probabilities(pair.receiver.hidden(text, attend)[prefix:])
+    for mask, attend in runs.under(masks):
+        logs = pair.receiver.log_probabilities(pair.receiver.hidden(text, attend)[len(text) - tail :])
         exact = logs if mask is Mask.DENSE else exact
         divergence, agreement = distance(exact, logs)
         found.divergence[mask].append(divergence)

@@ -14,6 +14,7 @@ from engines.reuse.settings import PairSettings
 from engines.reuse.study.masks import density
 from engines.reuse.study.network import dense
 from engines.reuse.study.pair import Pair, Sparse
+from engines.reuse.study.runs import distance
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -93,19 +94,12 @@ def _by_rule(rule: Rule, fitted: torch.Tensor) -> torch.Tensor:
     return found
 
 
-def distance(exact: torch.Tensor, found: torch.Tensor) -> tuple[float, float]:
-    """Mean KL in nats of log-probabilities [n, V] from exact ones; the share of rows that agree on the next token."""
-    divergence = (exact.exp() * (exact - found)).sum(dim=-1).mean()
-    agreement = (exact.argmax(dim=-1) == found.argmax(dim=-1)).float().mean()
-    return float(divergence), float(agreement)
-
-
 class Trials:
     """Compares candidates on the same texts, each of which the sender and the dense receiver read once.
 
     Args:
         models: both.
-        candidates: all that will be tried.
+        candidates: all that will be tried, one at the least.
         tail: tokens at the end of each text that are predicted; what is before them, a multiple of 64, is guided.
     """
 
@@ -113,7 +107,7 @@ class Trials:
         self._pairs = {candidate: models.pair(candidate) for candidate in candidates}
         self._receiver = models.receiver
         # Its layers are all that any of them needs.
-        self._widest = min(self._pairs.values(), key=lambda pair: pair.settings.first_layer, default=None)
+        self._widest = min(self._pairs.values(), key=lambda pair: pair.settings.first_layer)
         self._tail = tail
         self.tried = {candidate: Tried() for candidate in candidates}
 
@@ -124,7 +118,7 @@ class Trials:
             ValueError: its prefix is no whole number of row blocks.
         """
         prefix = len(text) - self._tail
-        if prefix < BLOCK or prefix % BLOCK or self._widest is None:
+        if prefix < BLOCK or prefix % BLOCK:
             raise ValueError(f"want whole row blocks of {BLOCK} tokens before the last {self._tail}, got {prefix}")
         left = self._widest.leave(text)
         exact = self._receiver.log_probabilities(self._receiver.hidden(text, dense)[prefix:])

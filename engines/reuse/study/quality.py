@@ -10,22 +10,17 @@ import torch
 
 from crossfill_kernels.rows import BLOCK
 from engines.models.progress import Progress, silent
-from engines.reuse.study.masks import Mask, density, like
-from engines.reuse.study.network import dense
-from engines.reuse.study.pair import Sparse
+from engines.reuse.study.masks import Mask
 from engines.reuse.study.passages import passage, recollection
+from engines.reuse.study.runs import Runs, distance, in_conversations, recalled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from engines.models.needle import Needle
-    from engines.reuse.study.network import Attend
     from engines.reuse.study.pair import Pair
-    from engines.reuse.study.passages import Recollection
 
 CONTINUATION = 128
-# Needles of one conversation are of different kinds, of which there are eight; more would leave no prose in 1K tokens.
-_NEEDLES_A_TEXT = 8
 
 
 @dataclass
@@ -73,7 +68,7 @@ def study_quality(
         raise ValueError(f"want whole row blocks of {BLOCK} tokens, got {tokens} tokens")
     found = {mask: Quality() for mask in Mask}
     stored = []
-    groups = [needles[begin : begin + _NEEDLES_A_TEXT] for begin in range(0, len(needles), _NEEDLES_A_TEXT)]
+    groups = in_conversations(needles)
     stage, total = f"{tokens} tokens, quality", len(Mask) * (texts + len(groups))
     done = 0
     progress(stage, 0, total)
@@ -83,53 +78,20 @@ def study_quality(
             recollection(pair.receiver.tokenizer, groups[number - texts], tokens, own_seed) if number >= texts else None
         )
         ids = talk.tokens if talk else passage(pair.receiver.tokenizer, tokens + CONTINUATION, own_seed)
-        runs = _Runs(pair, ids, tokens, torch.Generator().manual_seed(own_seed))
-        stored.append(runs.stored_bytes)
-        for mask, attend in runs:
+        runs = Runs(pair, ids, tokens, torch.Generator().manual_seed(own_seed))
+        stored.append(runs.left.bytes_a_token_a_layer)
+        exact = torch.empty(0)
+        for mask, attend in runs.under(Mask):
             hidden = pair.receiver.hidden(ids, attend)
-            found[mask].densities.append(runs.density(mask))
+            found[mask].densities.append(1.0 if mask is Mask.DENSE else runs.density)
             if talk:
-                found[mask].recalled += _recalled(pair, hidden, talk)
+                found[mask].recalled += recalled(pair.receiver, hidden, talk)
             else:
-                runs.compare(found[mask], mask, pair.receiver.log_probabilities(hidden[tokens:]))
+                logs = pair.receiver.log_probabilities(hidden[tokens:])
+                exact = logs if mask is Mask.DENSE else exact
+                divergence, agreement = distance(exact, logs)
+                found[mask].divergence.append(divergence)
+                found[mask].agreement.append(agreement)
             done += 1
             progress(stage, done, total)
     return QualityStudy(found, statistics.fmean(stored))
-
-
-class _Runs:
-    """One text under every mask, the dense one first."""
-
-    def __init__(self, pair: Pair, ids: Sequence[int], tokens: int, generator: torch.Generator) -> None:
-        left = pair.leave(ids)
-        self.stored_bytes = left.bytes_a_token_a_layer
-        self._guides = pair.guides(left, tokens // BLOCK)
-        self._generator = generator
-        self._dense = torch.empty(0)
-
-    def __iter__(self) -> Iterator[tuple[Mask, Attend]]:
-        for mask in Mask:
-            yield mask, dense if mask is Mask.DENSE else self._sparse(mask)
-
-    def density(self, mask: Mask) -> float:
-        """Mean over the guided layers."""
-        return 1.0 if mask is Mask.DENSE else statistics.fmean(density(one.index) for one in self._guides.values())
-
-    def compare(self, quality: Quality, mask: Mask, found: torch.Tensor) -> None:
-        """Note how far log-probabilities [n, V] are from those of the dense run."""
-        if mask is Mask.DENSE:
-            self._dense = found
-        quality.divergence.append(float((self._dense.exp() * (self._dense - found)).sum(dim=-1).mean()))
-        quality.agreement.append(float((self._dense.argmax(dim=-1) == found.argmax(dim=-1)).float().mean()))
-
-    def _sparse(self, mask: Mask) -> Attend:
-        return Sparse({layer: like(one.index, mask, self._generator) for layer, one in self._guides.items()})
-
-
-def _recalled(pair: Pair, hidden: torch.Tensor, talk: Recollection) -> list[bool]:
-    found = []
-    for value in talk.values:
-        rows = torch.arange(value.start - 1, value.stop - 1)
-        said = pair.receiver.log_probabilities(hidden[rows]).argmax(dim=-1).tolist()
-        found.append(said == list(talk.tokens[value.start : value.stop]))
-    return found
