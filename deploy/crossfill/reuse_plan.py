@@ -93,6 +93,8 @@ def _calibrated(folder: Path, sender: ModelIdentity, receiver: ModelIdentity) ->
             first_layer=manifest.first_layer,
             weights=Weights.FITTED,
             top_p=manifest.top_p,
+            layer_top_p=manifest.layer_top_p,
+            layer_density=manifest.layer_density,
             min_tokens=manifest.min_tokens,
             max_density=manifest.max_density,
             artifact=str(folder),

@@ -66,6 +66,8 @@ class Manifest(_Part):
         layers: of each receiver layer, the sender layer whose masses guide it.
         first_layer: receiver layers before it are computed as always, and so is the last one.
         top_p: share of attention mass that the kept blocks reach.
+        layer_top_p: of guided layers where it is another one.
+        layer_density: kept blocks of each guided layer as a share of the causal ones, as measured.
         min_tokens, max_density: bounds within which quality and gain were measured.
         weights_digest: BLAKE2b of the file of weights, hexadecimal.
         gate: every figure that was judged; the pair may be used iff there is one and all passed.
@@ -82,6 +84,8 @@ class Manifest(_Part):
     layers: tuple[LayerNumber, ...]
     first_layer: LayerNumber
     top_p: Share
+    layer_top_p: dict[LayerNumber, Share] = Field(default_factory=dict)
+    layer_density: dict[LayerNumber, Share] = Field(default_factory=dict)
     min_tokens: int = Field(ge=64)
     max_density: Share
     weights_digest: str = ""
@@ -100,6 +104,8 @@ class Manifest(_Part):
             raise ValueError(f"{self.sender.name} and {self.receiver.name} have different tokenizers")
         if not self.guided:
             raise ValueError("no layer is left between first_layer and the last one")
+        if not self.layer_top_p.keys() | self.layer_density.keys() <= set(self.guided):
+            raise ValueError("layer_top_p or layer_density names a layer that is not guided")
         return self
 
     @property

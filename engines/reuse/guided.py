@@ -108,12 +108,14 @@ def guide(records: Mapping[int, Record], pair: PairSettings, weights: Mapping[in
     masses = unpack_masses(records, pair.sender.heads)
     blocks = masses.blocks.tolist()
     places, width = {block: place for place, block in enumerate(blocks)}, blocks[-1] + 1 if blocks else 0
-    # Layers that are mixed alike look at the same.
-    made: dict[int, GuidedLayer] = {}
-    for matrix in weights.values():
-        if id(matrix) not in made:
-            made[id(matrix)] = GuidedLayer(select_blocks(mix_mass(masses, matrix, width), top_p=pair.top_p), places)
-    return {layer: made[id(matrix)] for layer, matrix in weights.items()}
+    # Layers that are mixed and cut alike look at the same.
+    ways = {layer: (id(matrix), pair.top_p_of(layer)) for layer, matrix in weights.items()}
+    made: dict[tuple[int, float], GuidedLayer] = {}
+    for layer, matrix in weights.items():
+        if ways[layer] not in made:
+            kept = select_blocks(mix_mass(masses, matrix, width), top_p=pair.top_p_of(layer))
+            made[ways[layer]] = GuidedLayer(kept, places)
+    return {layer: made[way] for layer, way in ways.items()}
 
 
 def bytes_of(layers: GuidedLayers | None) -> int:

@@ -36,7 +36,7 @@ class Plan:
     Attributes:
         pair: whose masses.
         pages: row blocks, ascending.
-        density: mean of the layers that had come when the plan was frozen.
+        density: mean of guided layers, estimated from those that had come when the plan was frozen.
     """
 
     pair: PairSettings

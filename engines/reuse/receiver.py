@@ -19,7 +19,7 @@ from engines.reuse.plan import Plan, pages_to_guide, rows_in
 from engines.reuse.refusal import Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
 
@@ -176,11 +176,11 @@ class Receiver:
     def _gate(self, choice: _Choice) -> Plan | Refusal:
         pair, fetch = choice.pair, choice.fetch
         plan = Plan(pair, choice.pages, 1.0, fetch)
-        came = [plan.layer(layer) for layer in pair.guided if fetch.ready(pair.guided[layer])]
-        layers = [layer for layer in came if layer is not None]
-        if not layers:
+        came = {layer: plan.layer(layer) for layer in pair.guided if fetch.ready(pair.guided[layer])}
+        kept = {layer: one.density(choice.pages) for layer, one in came.items() if one is not None}
+        if not kept:
             return Refusal.MALFORMED if came else _ENDED.get(fetch.end or FetchEnd.DEADLINE, Refusal.STORE_SLOW)
-        plan.density = sum(layer.density(choice.pages) for layer in layers) / len(layers)
+        plan.density = _expected(kept, pair.layer_density)
         return Refusal.TOO_DENSE if plan.density > pair.max_density else plan
 
     def _start(
@@ -207,6 +207,14 @@ class Receiver:
         except MassRecordError as error:
             self._malformed.warn(f"masses of {pair.sender.name} are not used: {error}")
             return None
+
+
+def _expected(kept: Mapping[int, float], usual: Mapping[int, float]) -> float:
+    """Density of all guided layers from that of those that have come, which are the first and usually denser ones."""
+    if not usual:
+        return sum(kept.values()) / len(kept)
+    share = sum(kept.values()) / sum(usual[layer] for layer in kept)
+    return min(1.0, share * sum(usual.values()) / len(usual))
 
 
 def _names(pair: PairSettings) -> list[str]:

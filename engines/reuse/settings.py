@@ -69,12 +69,16 @@ class PairSettings(PairTuning):
     Attributes:
         sender: the model that publishes.
         layers: of each receiver layer the sender layer whose masses guide it.
+        layer_top_p: of guided receiver layers that do not keep `top_p`.
+        layer_density: share of the causal blocks that guided layers usually keep; of all of them or of none.
         artifact: folder of the calibration that fitted the weights.
         refused: why the pair is not used although it is configured.
     """
 
     sender: ModelIdentity
     layers: tuple[Annotated[int, Field(ge=0)], ...]
+    layer_top_p: Mapping[Annotated[int, Field(ge=0)], Share] = Field(default_factory=dict)
+    layer_density: Mapping[Annotated[int, Field(ge=0)], Share] = Field(default_factory=dict)
     artifact: str | None = None
     refused: Refusal | None = None
 
@@ -84,6 +88,10 @@ class PairSettings(PairTuning):
             raise ValueError(f"layers names one that {self.sender.name} lacks; it has {self.sender.layers}")
         if not self.guided:
             raise ValueError("no layer is left between first_layer and the last one")
+        if not self.layer_top_p.keys() <= self.guided.keys():
+            raise ValueError("layer_top_p names a layer that is not guided")
+        if self.layer_density and self.layer_density.keys() != self.guided.keys():
+            raise ValueError("layer_density names other layers than are guided")
         if (self.weights is Weights.FITTED) != (self.artifact is not None):
             raise ValueError("fitted weights come from the artifact of a calibration, and no others do")
         return self
@@ -92,6 +100,10 @@ class PairSettings(PairTuning):
     def guided(self) -> Mapping[int, int]:
         """Sender layer of each receiver layer that is guided, in their order."""
         return {layer: self.layers[layer] for layer in range(self.first_layer, len(self.layers) - 1)}
+
+    def top_p_of(self, layer: int) -> float:
+        """Share of attention mass that a guided receiver layer keeps."""
+        return self.layer_top_p.get(layer, self.top_p)
 
     def guided_by(self, sender_layer: int) -> list[int]:
         """Receiver layers that one sender layer guides."""

@@ -88,6 +88,9 @@ def test_an_artifact_is_of_weights_and_tokenizers_and_not_of_names(changed, same
         ({"first_layer": 4}, "no layer is left"),
         ({"receiver": SMALL.model_copy(update={"tokenizer": "u"})}, "different tokenizers"),
         ({"top_p": 0}, "top_p"),
+        ({"layer_top_p": {4: 0.9}}, "not guided"),
+        ({"layer_top_p": {2: 1.5}}, "layer_top_p"),
+        ({"layer_density": {1: 0.5}}, "not guided"),
         ({"gate": [{**GOOD.model_dump(), "value": float("nan")}]}, "finite"),
     ],
 )

@@ -41,8 +41,9 @@ def fitted(receive, folder, **changes):
     return receive(**{**told, **changes})
 
 
-def test_each_layer_is_mixed_by_its_own_weights(left, receive, folder):  # noqa: F811
-    worker = fitted(receive, folder)
+@pytest.mark.parametrize("layer_top_p", [{}, {GUIDED[1]: 0.4}])
+def test_each_layer_is_mixed_and_cut_by_its_own(left, receive, folder, layer_top_p):  # noqa: F811
+    worker = fitted(receive, folder, layer_top_p=layer_top_p)
     worker.arrive("r", TOKENS)
     out = worker.prefill("r", TOKENS)
     assert worker.counted("row_blocks_total", outcome="guided") == 5
@@ -50,14 +51,16 @@ def test_each_layer_is_mixed_by_its_own_weights(left, receive, folder):  # noqa:
         rows, slots = rows_at(range(320)), slice(0, 320)
         query, keys, values = (of[layer] for of in (worker.query, worker.key, worker.value))
 
-        def attention(of, layer=layer, query=query, keys=keys, values=values, rows=rows, slots=slots):
-            index = select_blocks(mix_mass(expected(left, FROM[layer], 5), of, 5), top_p=0.6)
+        def attention(of, top_p, layer=layer, query=query, keys=keys, values=values, rows=rows, slots=slots):
+            index = select_blocks(mix_mass(expected(left, FROM[layer], 5), of, 5), top_p=top_p)
             return guided_attention_reference(query[:320], keys, values, slots, rows, index, scale=SCALE)
 
         own = torch.from_numpy(weights()[layer])
-        torch.testing.assert_close(out[layer, :320], attention(own), atol=1e-5, rtol=1e-5)
+        top_p = layer_top_p.get(layer, 0.6)
+        torch.testing.assert_close(out[layer, :320], attention(own, top_p), atol=1e-5, rtol=1e-5)
+        assert not torch.allclose(out[layer, :320], attention(own, 1 - top_p), atol=1e-3)
         other = torch.from_numpy(weights()[GUIDED[0] if layer != GUIDED[0] else GUIDED[1]])
-        assert not torch.allclose(out[layer, :320], attention(other), atol=1e-3)
+        assert not torch.allclose(out[layer, :320], attention(other, top_p), atol=1e-3)
 
 
 @pytest.mark.parametrize("reason", [Refusal.GATE_FAILED, Refusal.ARTIFACT_MISMATCH])

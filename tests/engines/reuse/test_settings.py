@@ -26,6 +26,8 @@ def test_layers_are_counted_from_the_last(receiver, sender, layers):
         ({"layers": (0, 1, 2, 3, 4, 99)}, "layers names one that large lacks"),
         ({"first_layer": 5}, "no layer is left"),
         ({"top_p": 0.0}, "greater than 0"),
+        ({"layer_top_p": {0: 0.9}}, "not guided"),
+        ({"layer_density": {2: 0.5}}, "other layers than are guided"),
         ({"nonsense": 1}, "Extra inputs"),
     ],
 )
