@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True)
 app.command()(calibrate_pair_cli.pair)
 app.command()(calibrate_pair_cli.show)
+app.command()(calibrate_pair_cli.compare)
 
 
 def _number(value: float) -> float:

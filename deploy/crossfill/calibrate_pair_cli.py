@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engines.calibration.calibration import Calibrated, Wanted
+    from engines.reuse.artifact import Manifest
 
 
-_REPORT = "report.html"
+_REPORT, _STEPS = "report.html", "steps"
 
 
 def pair(
@@ -30,60 +31,91 @@ def pair(
         typer.Option(help="Text, or JSONL of `text` or `messages`, as the service will see; by default Python's own."),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Folder of the artifact; by default var/pairs/…")] = None,
-    tokens: Annotated[int, typer.Option(min=128, help="Of each text, a multiple of 64.")] = 1024,
+    tokens: Annotated[int, typer.Option(min=128, help="Of a text to fit or choose by, a multiple of 64.")] = 1024,
+    gate_tokens: Annotated[
+        int | None, typer.Option(min=1024, help="Of a text to judge by, a multiple of 64; by default twice as many.")
+    ] = None,
     fit: Annotated[int, typer.Option(min=1, help="Texts to fit weights with.")] = 6,
     choice: Annotated[int, typer.Option(min=1, help="Texts to choose by.")] = 3,
     gate: Annotated[int, typer.Option(min=2, help="Texts of each source to judge by.")] = 4,
     needles: Annotated[int, typer.Option(min=2, help="Facts to recall when judging.")] = 40,
+    answers: Annotated[int, typer.Option(min=1, help="Greedy answers to judge.")] = 16,
     max_divergence: Annotated[float, typer.Option(min=0, help="KL from the dense run, nats a token.")] = 0.01,
     min_agreement: Annotated[float, typer.Option(min=0, max=1, help="Tokens where both say the same next.")] = 0.95,
     max_recall_lost: Annotated[float, typer.Option(min=0, max=1, help="Facts that guiding may forget.")] = 0.05,
+    max_answers_lost: Annotated[
+        float, typer.Option(min=0, max=1, help="By which ROUGE-L and F1 of answers may fall.")
+    ] = 0.05,
     seed: Annotated[int, typer.Option(min=0, help="Of texts, facts and random masks.")] = 0,
     models_root: Annotated[Path, typer.Option(help="Where models are made.")] = DEFAULT_ROOT,
 ) -> None:
     """Find layers, weights and top-p for a pair, and judge it on text that it was not fitted to.
 
-    The artifact is written whatever the verdict; status 1 if the gate refuses the pair.
+    The artifact is written whatever the verdict; status 1 if the gate refuses the pair. What was ended goes on from
+    FOLDER/steps, where results of all steps are kept.
     """
     require_packages("matplotlib")
-    if tokens % 64:
-        raise typer.BadParameter("is no multiple of 64", param_hint="--tokens")
+    gate_tokens = gate_tokens or max(1024, 2 * tokens)
+    for name, count in (("--tokens", tokens), ("--gate-tokens", gate_tokens)):
+        if count % 64:
+            raise typer.BadParameter("is no multiple of 64", param_hint=name)
     from engines.calibration.calibration import Wanted
     from engines.calibration.gate import Limits
 
     wanted = Wanted(
         tokens=tokens,
+        gate_tokens=gate_tokens,
         fit=fit,
         choice=choice,
         gate=gate,
         choice_needles=min(needles, Wanted.choice_needles),
         needles=needles,
-        limits=Limits(max_divergence, min_agreement, max_recall_lost),
+        answers=answers,
+        limits=Limits(max_divergence, min_agreement, max_recall_lost, max_answers_lost),
         seed=seed,
     )
-    found = _calibrate(sender, receiver, data, wanted, models_root)
+    folders = _folders(sender, receiver, models_root)
+    output = output or Path("var/pairs") / "--".join(name for name, _ in folders)
+    found = _calibrate(folders, data, wanted, output / _STEPS)
     raise typer.Exit(0 if _tell(found, output) else 1)
 
 
 def show(
-    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER...", help="What `crossfill calibrate pair` wrote.")],
-    as_json: Annotated[bool, typer.Option("--json", help="The manifests, for machines.")] = False,
+    folder: Annotated[Path, typer.Argument(help="What `crossfill calibrate pair` wrote.")],
+    as_json: Annotated[bool, typer.Option("--json", help="The manifest, for machines.")] = False,
 ) -> None:
-    """What a pair's calibration says, and of several what each says of the same figures; status 1 if one is refused."""
+    """What a pair's calibration says; status 1 if its gate refused the pair."""
     from crossfill.pair_calibration.shown import lines, rows
+
+    manifest = _read(folder)
+    if as_json:
+        typer.echo(json.dumps(manifest.model_dump(mode="json"), indent=2))
+    else:
+        typer.echo("\n".join(lines(manifest)) + "\n")
+        _print(rows({str(folder): manifest}))
+    raise typer.Exit(0 if manifest.passed else 1)
+
+
+def compare(
+    folders: Annotated[list[Path], typer.Argument(metavar="FOLDER FOLDER...", help="What calibrations wrote.")],
+) -> None:
+    """What calibrations say of the same figures, side by side; status 1 if a gate refused one of them."""
+    from crossfill.pair_calibration.shown import rows
+
+    if len(folders) < 2:
+        raise typer.BadParameter("names one folder, want two at the least", param_hint="FOLDER...")
+    manifests = {str(folder): _read(folder) for folder in folders}
+    _print(rows(manifests))
+    raise typer.Exit(0 if all(manifest.passed for manifest in manifests.values()) else 1)
+
+
+def _read(folder: Path) -> Manifest:
     from engines.reuse.artifact import read_manifest, read_weights
 
-    manifests = {str(folder): read_manifest(folder) for folder in folders}
-    for folder, manifest in manifests.items():
-        # A manifest without its weights is worth nothing.
-        read_weights(Path(folder), manifest)
-    if as_json:
-        typer.echo(json.dumps({name: one.model_dump(mode="json") for name, one in manifests.items()}, indent=2))
-    else:
-        for manifest in manifests.values():
-            typer.echo("\n".join(lines(manifest)) + "\n")
-        _print(rows(manifests))
-    raise typer.Exit(0 if all(manifest.passed for manifest in manifests.values()) else 1)
+    manifest = read_manifest(folder)
+    # A manifest without its weights is worth nothing.
+    read_weights(folder, manifest)
+    return manifest
 
 
 def _print(rows: Sequence[Sequence[str]]) -> None:
@@ -98,21 +130,30 @@ def _print(rows: Sequence[Sequence[str]]) -> None:
     Console(highlight=False).print(table)
 
 
-def _calibrate(sender: str, receiver: str, data: Path | None, wanted: Wanted, models_root: Path) -> Calibrated:
+def _folders(sender: str, receiver: str, models_root: Path) -> tuple[tuple[str, Path], tuple[str, Path]]:
+    """Name and folder of each."""
     from crossfill.up import prepare_sources
+
+    folders = {name: Path(folder) for name, folder in prepare_sources([sender, receiver], models_root).items()}
+    theirs, own = ((folders[name].resolve().name, folders[name]) for name in (sender, receiver))
+    return theirs, own
+
+
+def _calibrate(
+    folders: tuple[tuple[str, Path], tuple[str, Path]], data: Path | None, wanted: Wanted, kept: Path
+) -> Calibrated:
     from engines.calibration.calibration import calibrate
     from engines.calibration.texts import built_in, read_sources
     from engines.models.loading import load
 
-    folders = {name: Path(folder) for name, folder in prepare_sources([sender, receiver], models_root).items()}
     _use_all_cores()
-    sources = built_in() if data is None else read_sources(data, load(folders[receiver]).tokenizer)
-    theirs, own = ((folders[name].resolve().name, folders[name]) for name in (sender, receiver))
+    theirs, own = folders
+    sources = built_in() if data is None else read_sources(data, load(own[1]).tokenizer)
     with bars() as progress:
-        return calibrate(theirs, own, sources, wanted, progress=progress)
+        return calibrate(theirs, own, sources, wanted, kept=kept, progress=progress)
 
 
-def _tell(found: Calibrated, output: Path | None) -> bool:
+def _tell(found: Calibrated, folder: Path) -> bool:
     """Write the artifact, and show what was found; whether the gate passed."""
     from rich.console import Console
 
@@ -120,7 +161,6 @@ def _tell(found: Calibrated, output: Path | None) -> bool:
     from crossfill.pair_calibration.wording import sentences, tables
     from engines.reuse.artifact import write_artifact
 
-    folder = output or Path("var/pairs") / f"{found.sender.name}--{found.receiver.name}"
     weights = {layer: matrix.numpy() for layer, matrix in found.weights.items()}
     manifest = write_artifact(folder, found.manifest(_made_by()), weights)
     (folder / _REPORT).write_text(html_page(found), encoding="utf-8")

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import statistics
-import time
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from engines.calibration.alignment import Alignment, align
-from engines.calibration.gate import Limits, Verdicts, figures, judge
+from engines.calibration.choice import Bounds, first_that_recalls, nearest, rank
+from engines.calibration.gate import Verdicts, figures
+from engines.calibration.groups import combinations, single_changes
+from engines.calibration.journal import Journal, digest_of
+from engines.calibration.judging import Judge
+from engines.calibration.maps import MapFit, fit_maps
+from engines.calibration.outcome import Calibrated, Wanted
 from engines.calibration.profile import Profile, fit_weights, profile
+from engines.calibration.rivals import rivals_of
 from engines.calibration.samples import gather
 from engines.calibration.texts import Passages, Purpose, Source, cut
 from engines.calibration.trial import Candidate, Models, Rule, Trials, Tried
@@ -20,11 +27,10 @@ from engines.errors import CalibrationDataError
 from engines.models.loading import load
 from engines.models.needle import needles
 from engines.models.progress import Progress, silent
-from engines.reuse.artifact import DataSource, Manifest, Measured
 from engines.reuse.identity import read_identity
 from engines.reuse.study.masks import Mask
 from engines.reuse.study.network import Network
-from engines.reuse.study.runs import NEEDLE_TOKENS
+from engines.reuse.study.runs import NEEDLE_TOKENS, in_conversations
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -33,102 +39,37 @@ if TYPE_CHECKING:
     from engines.models.needle import Needle
     from engines.reuse.settings import ModelIdentity
 
-# Of what the gate allows, the share that a choice may use: it is made on few texts, and the gate judges intervals.
-_DIVERGENCE_MARGIN, _AGREEMENT_MARGIN = 0.5, 0.8
+__all__ = ["Calibrated", "Wanted", "calibrate"]
+
+# Results of a journal of another version are not taken over.
+_VERSION = 1
+# Of combinations of groups that leave out more so many are asked whether they recall.
+_MOST_RECALLED = 2
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What to calibrate with.
+class _Work:
+    """What all steps have in common."""
 
-    Attributes:
-        tokens: of a text's prefix, whole row blocks, and of a conversation about facts.
-        tail: tokens after it that are predicted.
-        fit, choice, gate: how many texts of each source for that purpose.
-        choice_needles, needles: facts to recall, to choose by and to judge by.
-        first_layers, rules, top_ps: what is tried.
-        limits: of the gate.
-        min_tokens: fewer that could be guided are not worth it.
-        seed: of texts, facts and random masks.
-    """
-
-    tokens: int = 1024
-    tail: int = 128
-    fit: int = 6
-    choice: int = 3
-    gate: int = 4
-    choice_needles: int = 24
-    needles: int = 40
-    first_layers: tuple[int, ...] = (1, 2, 3)
-    rules: tuple[Rule, ...] = tuple(Rule)
-    top_ps: tuple[float, ...] = (0.85, 0.9, 0.95, 0.97)
-    limits: Limits = field(default_factory=Limits)
-    min_tokens: int = 512
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Calibrated:
-    """Everything that was found.
-
-    Attributes:
-        sender, receiver: models.
-        profile: of all layers.
-        alignment, other: the one that was taken, and what suffixes or order would have given.
-        tried: every candidate on the texts to choose by.
-        chosen: the one that leaves out most within the limits; if none is, the one that is nearest to the dense run.
-        weights: [H_S, H_R] of each guided receiver layer, as the chosen rule mixes.
-        verdicts, gate: of the chosen one on the texts to judge by.
-        data: what was read.
-        seconds: of each step.
-        wanted: what was asked for.
-    """
-
+    networks: tuple[Network, Network]
     sender: ModelIdentity
-    receiver: ModelIdentity
-    profile: Profile
-    alignment: Alignment
-    other: Alignment
-    tried: Mapping[Candidate, Tried]
-    chosen: Candidate
-    weights: Mapping[int, torch.Tensor]
-    verdicts: Verdicts
-    gate: tuple[Measured, ...]
     data: tuple[Passages, ...]
-    seconds: Mapping[str, float]
     wanted: Wanted
+    journal: Journal
+    progress: Progress
 
-    def manifest(self, made_by: Mapping[str, str]) -> Manifest:
-        """For the artifact."""
-        return Manifest(
-            sender=self.sender,
-            receiver=self.receiver,
-            layers=self.alignment.layers,
-            first_layer=self.chosen.first_layer,
-            top_p=self.chosen.top_p,
-            min_tokens=self.wanted.min_tokens,
-            max_density=self.wanted.limits.density,
-            gate=self.gate,
-            data=tuple(
-                DataSource(purpose=one.purpose.value, name=one.name, digest=one.digest, tokens=sum(map(len, one.texts)))
-                for one in self.data
-            ),
-            seconds=dict(self.seconds),
-            made_by=dict(made_by),
-        )
+    @property
+    def guidable(self) -> range:
+        """Receiver layers that some candidate guides."""
+        return range(min(self.wanted.first_layers), self.networks[1].layers - 1)
 
+    def texts(self, purpose: Purpose) -> list[Sequence[int]]:
+        """All that are for it."""
+        return [text for one in self.data if one.purpose is purpose for text in one.texts]
 
-class _Steps:
-    """Seconds of every step."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        started_s = time.perf_counter()
-        yield
-        self.seconds[name] = round(time.perf_counter() - started_s, 1)
+    def needles(self, count: int, seed: int) -> Sequence[Needle]:
+        """Facts to recall."""
+        return needles(self.networks[1].loaded, count=count, tokens=NEEDLE_TOKENS, seed=seed)
 
 
 def calibrate(
@@ -137,14 +78,16 @@ def calibrate(
     sources: Sequence[Source],
     wanted: Wanted,
     *,
+    kept: Path | None = None,
     progress: Progress = silent,
 ) -> Calibrated:
-    """Calibrate a pair; a quarter of an hour for two models of 100 million parameters on a CPU.
+    """Calibrate a pair; less than half an hour for two models of 100 million parameters on a CPU.
 
     Args:
         sender, receiver: name and folder of each.
         sources: texts for each purpose.
         wanted: how much of what.
+        kept: folder in which results of steps are kept, and from which they are taken over if they still hold.
         progress: told of every step.
 
     Raises:
@@ -152,42 +95,21 @@ def calibrate(
         ModelIdentityError: a folder does not tell which model it has.
         UnusableFolderError: a folder has no model that can be loaded.
     """
-    steps, theirs, own = _Steps(), read_identity(*sender), read_identity(*receiver)
+    theirs, own = read_identity(*sender), read_identity(*receiver)
     _check(theirs, own, wanted)
-    with steps.step("load"):
+    journal = Journal(kept, [_VERSION, theirs.revision, own.revision, own.tokenizer])
+    with journal.step("load"):
         networks = Network(load(sender[1])), Network(load(receiver[1]))
         data = _cut(sources, networks[1], wanted)
-    found, taken, other, models = _fit(networks, theirs, data, wanted, steps, progress)
-    with steps.step("try candidates"):
-        trials = _try(models, _texts(data, Purpose.CHOICE), wanted, progress)
-    with steps.step("choose"):
-        chosen = _choose(models, trials, wanted, progress)
-    with steps.step("judge"):
-        asked = needles(networks[1].loaded, count=wanted.needles, tokens=NEEDLE_TOKENS, seed=wanted.seed)
-        pair = models.pair(chosen)
-        verdicts = judge(
-            pair,
-            _texts(data, Purpose.GATE),
-            asked,
-            tail=wanted.tail,
-            recall_tokens=wanted.tokens,
-            seed=wanted.seed,
-            progress=progress,
-        )
+    work = _Work(networks, theirs, data, wanted, journal, progress)
+    found, taken, other, maps, models = _fit(work)
+    tried, chosen = _search(work, models)
+    verdicts = _judge(work, models, chosen)
+    weights = models.pair(chosen).weights
+    seconds = {name: round(seconds, 1) for name, seconds in journal.seconds.items()}
+    measured = figures(verdicts, wanted.limits)
     return Calibrated(
-        theirs,
-        own,
-        found,
-        taken,
-        other,
-        trials.tried,
-        chosen,
-        pair.weights,
-        verdicts,
-        figures(verdicts, wanted.limits),
-        data,
-        steps.seconds,
-        wanted,
+        theirs, own, found, taken, other, maps, tried, chosen, weights, verdicts, measured, data, seconds, wanted
     )
 
 
@@ -200,100 +122,155 @@ def _check(sender: ModelIdentity, receiver: ModelIdentity, wanted: Wanted) -> No
         raise CalibrationDataError(f"{receiver.name} has too few layers to guide one: {receiver.layers}")
 
 
-def _fit(
-    networks: tuple[Network, Network],
-    sender: ModelIdentity,
-    data: Sequence[Passages],
-    wanted: Wanted,
-    steps: _Steps,
-    progress: Progress,
-) -> tuple[Profile, Alignment, Alignment, Models]:
-    """Layers and weights, from the texts to fit by."""
-    guided = range(min(wanted.first_layers), networks[1].layers - 1)
-    with steps.step("observe"):
-        samples = gather(*networks, _texts(data, Purpose.FIT), progress=progress)
-    with steps.step("compare layers"):
-        found = profile(samples, progress=progress)
-        taken, other = align(found.variation, guided)
-    with steps.step("fit weights"):
-        fitted = fit_weights(samples, taken.layers, guided, progress=progress)
-    weights = {layer: torch.from_numpy(matrix).float() for layer, matrix in fitted.items()}
-    return found, taken, other, Models(*networks, sender, taken.layers, weights)
-
-
 def _cut(sources: Sequence[Source], network: Network, wanted: Wanted) -> tuple[Passages, ...]:
     counts = {Purpose.FIT: wanted.fit, Purpose.CHOICE: wanted.choice, Purpose.GATE: wanted.gate}
     missing = [purpose.value for purpose in Purpose if not any(one.purpose is purpose for one in sources)]
     if missing:
         raise CalibrationDataError(f"there is no text for {', '.join(missing)}")
-    tokens = wanted.tokens + wanted.tail
     return tuple(
-        cut(one, network.tokenizer, tokens=tokens, count=counts[one.purpose], seed=wanted.seed) for one in sources
+        cut(
+            one,
+            network.tokenizer,
+            tokens=wanted.tail + (wanted.gate_tokens if one.purpose is Purpose.GATE else wanted.tokens),
+            count=counts[one.purpose],
+            seed=wanted.seed,
+        )
+        for one in sources
     )
 
 
-def _texts(data: Sequence[Passages], purpose: Purpose) -> list[Sequence[int]]:
-    return [text for one in data if one.purpose is purpose for text in one.texts]
+def _fit(work: _Work) -> tuple[Profile, Alignment, Alignment, Mapping[int, MapFit], Models]:
+    """Layers and weights, from the texts to fit by."""
+    texts, journal, progress = work.texts(Purpose.FIT), work.journal, work.progress
+    samples = gather(*work.networks, texts, journal=journal, progress=progress)
+    given = [list(text) for text in texts]
+    found = Profile(
+        journal.get("compare layers", given, lambda: {"variation": profile(samples, progress=progress).variation})[
+            "variation"
+        ].astype(np.float64)
+    )
+    taken, other = align(found.variation, work.guidable)
+    guided = {layer: taken.layers[layer] for layer in work.guidable}
+    fitted = journal.get(
+        "fit masses",
+        [given, sorted(guided.items())],
+        lambda: {
+            str(layer): one
+            for layer, one in fit_weights(samples, taken.layers, work.guidable, progress=progress).items()
+        },
+    )
+    maps = fit_maps(work.networks, texts, guided, journal, progress=progress)
+    weights = {
+        Rule.FITTED: {layer: _matrix(fitted[str(layer)]) for layer in guided},
+        Rule.MAPS: {layer: _matrix(one.weights) for layer, one in maps.items()},
+    }
+    return found, taken, other, maps, Models(*work.networks, work.sender, taken.layers, weights)
 
 
-def _try(models: Models, texts: Sequence[Sequence[int]], wanted: Wanted, progress: Progress) -> Trials:
-    last = models.receiver.layers - 1
+def _matrix(weights: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(weights).float()
+
+
+def _search(work: _Work, models: Models) -> tuple[Mapping[Candidate, Tried], Candidate]:
+    """All that was tried, and what is chosen."""
+    wanted, layers, bounds = work.wanted, models.receiver.layers, Bounds(work.wanted.limits)
     candidates = [
         Candidate(first, rule, top_p)
         for first in wanted.first_layers
-        if first < last
-        for rule in wanted.rules
+        if first < layers - 1
+        for rule in models.rules
+        if rule in wanted.rules
         for top_p in wanted.top_ps
     ]
-    trials = Trials(models, candidates, wanted.tail)
-    for done, text in enumerate(texts):
-        progress("trying candidates", done, len(texts))
-        trials.read(text)
-    progress("trying candidates", len(texts), len(texts))
-    return trials
+    tried = _try(work, models, candidates, "trying candidates")
+    ranked = rank(tried, bounds, layers)
+    if not ranked:
+        return tried, nearest(tried)
+    chosen = first_that_recalls(ranked, partial(_recalls, work, models), partial(work.progress, "recalling"))
+    guided = list(models.pair(chosen).settings.guided)
+    singles = single_changes(chosen, guided, wanted.top_ps)
+    found = _try(work, models, [*singles.values()], "trying groups of layers")
+    singled = {change: found[one] for change, one in singles.items()}
+    combined = combinations(chosen, tried[chosen], singled, guided, bounds)
+    found |= _try(work, models, [one for one in combined if one not in found], "trying combinations")
+    better = [one for one in rank(found, bounds, layers) if _saves_more(found[one], tried[chosen])]
+    recalling = (one for one in better[:_MOST_RECALLED] if _recalls(work, models, one))
+    return {**tried, **found}, next(recalling, chosen)
 
 
-def _choose(models: Models, trials: Trials, wanted: Wanted, progress: Progress) -> Candidate:
-    """Of the candidates within the limits the one that leaves out most and recalls.
-
-    What leaves out less recalls no less, but for chance, so a bisection finds it.
-    """
-    layers = models.receiver.layers
-    within = [one for one, tried in trials.tried.items() if _is_within(tried, wanted.limits)]
-    if not within:
-        return min(trials.tried, key=lambda one: sum(trials.tried[one].divergence))
-    ranked = sorted(within, key=lambda one: trials.tried[one].saved(one, layers), reverse=True)
-    asked = needles(models.receiver.loaded, count=wanted.choice_needles, tokens=NEEDLE_TOKENS, seed=wanted.seed + 1)
-    low, high, steps = 0, len(ranked) - 1, (len(ranked) - 1).bit_length()
-    for step in range(steps):
-        progress("recalling", step, steps)
-        if low == high:
-            break
-        middle = (low + high) // 2
-        low, high = (low, middle) if _recalls(models, ranked[middle], asked, wanted) else (middle + 1, high)
-    progress("recalling", steps, steps)
-    return ranked[low]
+def _saves_more(own: Tried, other: Tried) -> bool:
+    return statistics.fmean(own.density) < statistics.fmean(other.density)
 
 
-def _is_within(tried: Tried, limits: Limits) -> bool:
-    apart = 1 - statistics.fmean(tried.agreement)
-    return (
-        statistics.fmean(tried.divergence) <= _DIVERGENCE_MARGIN * limits.divergence
-        and apart <= _AGREEMENT_MARGIN * (1 - limits.agreement)
-        and statistics.fmean(tried.density) <= limits.density
-    )
+def _try(work: _Work, models: Models, candidates: Sequence[Candidate], stage: str) -> dict[Candidate, Tried]:
+    texts = work.texts(Purpose.CHOICE) if candidates else []
+    trials = Trials(models, candidates, work.wanted.tail)
+    told = [_told(models, one) for one in candidates]
+    for number in work_on(len(texts), stage, work.progress):
+        find = partial(_tried, trials, texts[number])
+        given = [list(texts[number]), work.wanted.tail, told]
+        trials.note(work.journal.get("try candidates", given, find)["figures"].tolist())
+    return trials.tried
 
 
-def _recalls(models: Models, candidate: Candidate, asked: Sequence[Needle], wanted: Wanted) -> bool:
+def _tried(trials: Trials, text: Sequence[int]) -> dict[str, np.ndarray]:
+    return {"figures": np.asarray(trials.measure(text))}
+
+
+def _told(models: Models, candidate: Candidate) -> list[object]:
+    """All that what a candidate does follows from, but for texts."""
+    settings = models.pair(candidate).settings
+    weights = digest_of({layer: one.numpy() for layer, one in models.pair(candidate).weights.items()})
+    return [[(layer, of, settings.top_p_of(layer)) for layer, of in settings.guided.items()], weights]
+
+
+def _recalls(work: _Work, models: Models, candidate: Candidate) -> bool:
     """Whether no more is lost than the gate allows, or a single fact: of few facts one is more than that."""
-    found = judge(
-        models.pair(candidate),
-        [],
-        asked,
-        tail=wanted.tail,
-        recall_tokens=wanted.tokens,
-        seed=wanted.seed + 1,
-        controls=(),
-    )
+    wanted = work.wanted
+    seed = wanted.seed + 1
+    judge = Judge(models.pair(candidate), (), wanted.tail, seed, controls=())
+    asked = in_conversations(work.needles(wanted.choice_needles, seed))
+    given = [_told(models, candidate), seed, wanted.choice_needles, wanted.tokens]
+    found = Verdicts()
+    for number, group in enumerate(asked, 1):
+        find = partial(judge.remember, group, wanted.tokens, number)
+        found.add_conversation(work.journal.get("recall", [number, given], find))
     lost = sum(found.recalled[Mask.DENSE]) - sum(found.recalled[Mask.GUIDED])
-    return lost <= max(1, int(wanted.limits.recall * len(asked)))
+    return lost <= max(1, int(wanted.limits.recall * wanted.choice_needles))
+
+
+def _judge(work: _Work, models: Models, chosen: Candidate) -> Verdicts:
+    wanted, found = work.wanted, Verdicts()
+    rivals = rivals_of(models, chosen)
+    judge = Judge(models.pair(chosen), rivals, wanted.tail, wanted.seed)
+    given = [
+        *(_told(models, chosen), wanted.seed, wanted.tail, wanted.gate_tokens),
+        [(one.name, digest_of({layer: matrix.numpy() for layer, matrix in one.weights.items()})) for one in rivals],
+    ]
+    texts = [(one.name, text) for one in work.data if one.purpose is Purpose.GATE for text in one.texts]
+    groups = in_conversations(work.needles(wanted.needles, wanted.seed))
+    questions = in_conversations(work.needles(wanted.answers, wanted.seed + 2))
+    for number in work_on(len(texts) + len(groups) + len(questions), "judging", work.progress):
+        place = number - len(texts)
+        if place < 0:
+            name, text = texts[number]
+            find = partial(judge.read, text, number)
+            found.add_text(name, work.journal.get("judge texts", [number, list(text), given], find))
+        elif place < len(groups):
+            find = partial(judge.remember, groups[place], wanted.gate_tokens, number)
+            told = [number, wanted.needles, place, given]
+            found.add_conversation(work.journal.get("judge recall", told, find))
+        else:
+            group = questions[place - len(groups)]
+            find = partial(judge.ask, group, wanted.gate_tokens, number)
+            told = [number, wanted.answers, place, given]
+            found.add_answers(work.journal.get("judge answers", told, find))
+    return found
+
+
+def work_on(count: int, stage: str, progress: Progress) -> Iterator[int]:
+    """Numbers of things to do, of which progress is told."""
+    progress(stage, 0, count)
+    for number in range(count):
+        yield number
+        progress(stage, number + 1, count)

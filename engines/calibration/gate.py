@@ -1,7 +1,8 @@
 """The gate: whether a guided receiver stays near enough to its dense self, on text that nothing was chosen by.
 
-Limits are for the end of a 95 % interval that is against the pair, not for the mean. Masks made without the sender, as
-dense as the guided one list by list, must be worse: else the sender's state is worth nothing here.
+Limits are for the end of a 95 % interval that is against the pair, not for the mean. Ways to guide it that are as dense
+and know less must be worse: masks made without the sender, and all of the sender's heads alike. Else what was found is
+worth nothing here.
 """
 
 from __future__ import annotations
@@ -11,22 +12,17 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import torch
-
+from engines.calibration.judging import CONTROLS, after
+from engines.calibration.switches import SWITCHES
+from engines.calibration.trial import Rule
 from engines.models.interval import Interval, student_t
-from engines.models.progress import Progress, silent
 from engines.reuse.artifact import Measured
 from engines.reuse.study.masks import Mask
-from engines.reuse.study.passages import recollection
-from engines.reuse.study.runs import Runs, distance, in_conversations, recalled
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from engines.models.needle import Needle
-    from engines.reuse.study.pair import Pair
-
-CONTROLS = (Mask.RANDOM, Mask.WINDOW)
+    from engines.calibration.journal import Found
 
 
 @dataclass(frozen=True)
@@ -37,103 +33,150 @@ class Limits:
         divergence: mean KL of the next tokens from the dense run, in nats, at most.
         agreement: share of tokens where both would say the same next, at least.
         recall: of facts in the prefix, by how much the share may fall short of the dense run's.
+        answers: by how much ROUGE-L and F1 of greedy answers may fall short of the dense run's.
         density: kept blocks as a share of the causal ones, at most; more saves too little.
     """
 
     divergence: float = 0.01
     agreement: float = 0.95
     recall: float = 0.05
+    answers: float = 0.05
     density: float = 0.7
 
 
 @dataclass
 class Verdicts:
-    """Of texts, one figure each by mask; of needles, whether each was recalled."""
+    """What was measured, by the names of ways to guide (`Mask`, `Rule` and others) and of answers after switches.
 
-    divergence: dict[Mask, list[float]] = field(default_factory=lambda: {mask: [] for mask in Mask})
-    agreement: list[float] = field(default_factory=list)
-    density: list[float] = field(default_factory=list)
-    recalled: dict[Mask, list[bool]] = field(default_factory=lambda: {mask: [] for mask in Mask})
-
-    def recall(self, mask: Mask) -> float:
-        """Share of the needles."""
-        return statistics.fmean(self.recalled[mask])
-
-
-def judge(
-    pair: Pair,
-    texts: Sequence[Sequence[int]],
-    needles: Sequence[Needle],
-    *,
-    tail: int,
-    recall_tokens: int,
-    seed: int,
-    controls: Sequence[Mask] = CONTROLS,
-    progress: Progress = silent,
-) -> Verdicts:
-    """Run every text and conversation densely, guided, and under the controls.
-
-    Args:
-        pair: as it is to be used.
-        texts: that nothing was chosen by; their last `tail` tokens are predicted.
-        needles: facts of conversations of `recall_tokens` tokens, eight in each.
-        tail: tokens; what is before them is whole row blocks.
-        recall_tokens: whole row blocks.
-        seed: of random masks and conversations.
-        controls: masks made without the sender.
+    Attributes:
+        sources: of each text.
+        divergence, agreement: one figure a text.
+        densities: of the guided mask of each guided layer, of all texts and conversations.
+        recalled: of each fact, whether it was.
+        rouge, f1: of each greedy answer, dense and guided.
     """
-    found, generator = Verdicts(), torch.Generator().manual_seed(seed)
-    masks, groups = (Mask.DENSE, Mask.GUIDED, *controls), in_conversations(needles)
-    total = len(texts) + len(groups)
-    progress("judging", 0, total)
-    for done, text in enumerate(texts, 1):
-        runs = Runs(pair, text, len(text) - tail, generator)
-        found.density.append(runs.density)
-        _continue(pair, text, tail, masks, runs, found)
-        progress("judging", done, total)
-    for done, group in enumerate(groups, len(texts) + 1):
-        talk = recollection(pair.receiver.tokenizer, group, recall_tokens, seed + done)
-        runs = Runs(pair, talk.tokens, recall_tokens, generator)
-        found.density.append(runs.density)
-        for mask, attend in runs.under(masks):
-            found.recalled[mask] += recalled(pair.receiver, pair.receiver.hidden(talk.tokens, attend), talk)
-        progress("judging", done, total)
-    return found
 
+    sources: list[str] = field(default_factory=list)
+    divergence: dict[str, list[float]] = field(default_factory=dict)
+    agreement: dict[str, list[float]] = field(default_factory=dict)
+    densities: list[list[float]] = field(default_factory=list)
+    recalled: dict[str, list[bool]] = field(default_factory=dict)
+    rouge: dict[str, list[float]] = field(default_factory=dict)
+    f1: dict[str, list[float]] = field(default_factory=dict)
 
-def _continue(pair: Pair, text: Sequence[int], tail: int, masks: Sequence[Mask], runs: Runs, found: Verdicts) -> None:
-    exact = torch.empty(0)
-    for mask, attend in runs.under(masks):
-        logs = pair.receiver.log_probabilities(pair.receiver.hidden(text, attend)[len(text) - tail :])
-        exact = logs if mask is Mask.DENSE else exact
-        divergence, agreement = distance(exact, logs)
-        found.divergence[mask].append(divergence)
-        if mask is Mask.GUIDED:
-            found.agreement.append(agreement)
+    def add_text(self, source: str, found: Found) -> None:
+        """Of `Judge.read`."""
+        self.sources.append(source)
+        self.densities.append(found["density"].tolist())
+        for name, pair in found.items():
+            if name != "density":
+                divergence, agreement = pair.tolist()
+                self.divergence.setdefault(name, []).append(divergence)
+                self.agreement.setdefault(name, []).append(agreement)
+
+    def add_conversation(self, found: Found) -> None:
+        """Of `Judge.remember`."""
+        self.densities.append(found["density"].tolist())
+        for name, recalled in found.items():
+            if name != "density":
+                self.recalled.setdefault(name, []).extend(recalled.tolist())
+
+    def add_answers(self, found: Found) -> None:
+        """Of `Judge.ask`."""
+        for name, scores in found.items():
+            self.rouge.setdefault(name, []).extend(scores[:, 0].tolist())
+            self.f1.setdefault(name, []).extend(scores[:, 1].tolist())
+
+    @property
+    def layer_density(self) -> tuple[float, ...]:
+        """Mean of each guided layer."""
+        return tuple(map(statistics.fmean, zip(*self.densities, strict=True)))
+
+    @property
+    def density(self) -> float:
+        """Mean of all guided layers."""
+        return statistics.fmean(self.layer_density)
+
+    def recall(self, name: str) -> float:
+        """Share of the facts."""
+        return statistics.fmean(self.recalled[name])
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        """That were compared at equal density, the guided one first."""
+        return tuple(name for name in self.divergence if name in self.recalled)
 
 
 def figures(found: Verdicts, limits: Limits) -> tuple[Measured, ...]:
     """Every figure of the gate with its limit, and whether it holds."""
-    guided = found.divergence[Mask.GUIDED]
-    kl, same, kept = mean_interval(guided), mean_interval(found.agreement), statistics.fmean(found.density)
-    lost = found.recall(Mask.DENSE) - found.recall(Mask.GUIDED)
+    rivals = [*CONTROLS, *(rule for rule in (Rule.UNIFORM,) if rule in found.divergence)]
     return (
-        _measured("divergence", limits.divergence, statistics.fmean(guided), kl, kl.high <= limits.divergence),
-        _measured("agreement", limits.agreement, statistics.fmean(found.agreement), same, same.low >= limits.agreement),
-        _measured("recall lost", limits.recall, lost, None, lost <= limits.recall + 1e-9),
-        _measured("density", limits.density, kept, None, kept <= limits.density),
-        *(_against(found, mask) for mask in CONTROLS),
+        *_near(found, limits),
+        _fallen("recall lost", found.recalled, limits.recall),
+        _fallen("ROUGE-L lost", found.rouge, limits.answers),
+        _fallen("F1 lost", found.f1, limits.answers),
+        _measured("density", limits.density, found.density, None, found.density <= limits.density),
+        *(_against(found, rival) for rival in rivals),
+        *(_recalls_no_less(found, rival) for rival in rivals),
     )
 
 
-def _against(found: Verdicts, control: Mask) -> Measured:
-    """Divergence over that of a control on the same texts: the geometric mean, which must be less than 1."""
-    pairs = zip(found.divergence[Mask.GUIDED], found.divergence[control], strict=True)
+def _near(found: Verdicts, limits: Limits) -> Iterator[Measured]:
+    """Divergence and agreement on all texts, on those of each source, and after switches of models."""
+    guided = Mask.GUIDED.value
+    yield _below("divergence", limits.divergence, found.divergence[guided])
+    yield _above("agreement", limits.agreement, found.agreement[guided])
+    for switches in SWITCHES:
+        name = after(switches)
+        yield _below(f"divergence {name}", limits.divergence, found.divergence[name])
+        yield _above(f"agreement {name}", limits.agreement, found.agreement[name])
+    for source in dict.fromkeys(found.sources):
+        own = [one for one, of in zip(found.divergence[guided], found.sources, strict=True) if of == source]
+        mean = statistics.fmean(own)
+        # So few texts have no useful interval.
+        yield _measured(f"divergence, {source}", limits.divergence, mean, None, mean <= limits.divergence)
+
+
+def _below(name: str, limit: float, values: Sequence[float]) -> Measured:
+    interval = mean_interval(values)
+    return _measured(name, limit, statistics.fmean(values), interval, interval.high <= limit)
+
+
+def _above(name: str, limit: float, values: Sequence[float]) -> Measured:
+    interval = mean_interval(values)
+    return _measured(name, limit, statistics.fmean(values), interval, interval.low >= limit)
+
+
+def _fallen(name: str, scores: dict[str, list[float]] | dict[str, list[bool]], limit: float) -> Measured:
+    lost = statistics.fmean(scores[Mask.DENSE]) - statistics.fmean(scores[Mask.GUIDED])
+    return _measured(name, limit, lost, None, lost <= limit + 1e-9)
+
+
+def _against(found: Verdicts, rival: str) -> Measured:
+    share, interval = divergence_over(found, rival)
+    return _measured(f"over {rival}", 1.0, share, interval, interval.high < 1.0)
+
+
+def _recalls_no_less(found: Verdicts, rival: str) -> Measured:
+    """Share of facts that are recalled beyond a rival's; where models recall little, 0 is all that can be wanted."""
+    beyond, interval = recalled_beyond(found, rival)
+    return _measured(f"recall beyond {rival}", 0.0, beyond, interval, beyond >= -1e-9)
+
+
+def recalled_beyond(found: Verdicts, other: str) -> tuple[float, Interval]:
+    """Share of facts that the guided run recalls beyond another way, of the same facts."""
+    pairs = zip(found.recalled[Mask.GUIDED], found.recalled[other], strict=True)
+    beyond = [float(own) - float(of) for own, of in pairs]
+    return statistics.fmean(beyond), mean_interval(beyond)
+
+
+def divergence_over(found: Verdicts, other: str) -> tuple[float, Interval]:
+    """Divergence of the guided run as a share of another way's, on the same texts: the geometric mean."""
+    pairs = zip(found.divergence[Mask.GUIDED], found.divergence[other], strict=True)
     # Of a run that is dense after all nothing is left to compare.
-    logs = [math.log(max(one, 1e-12) / max(other, 1e-12)) for one, other in pairs]
+    logs = [math.log(max(own, 1e-12) / max(of, 1e-12)) for own, of in pairs]
     reach = mean_interval(logs)
-    interval = Interval(math.exp(reach.low), math.exp(reach.high))
-    return _measured(f"over {control.value}", 1.0, math.exp(statistics.fmean(logs)), interval, interval.high < 1.0)
+    return math.exp(statistics.fmean(logs)), Interval(math.exp(reach.low), math.exp(reach.high))
 
 
 def _measured(name: str, limit: float, value: float, interval: Interval | None, passed: bool) -> Measured:

@@ -1,7 +1,7 @@
 """What every layer of a model attends to in a text: its maps, some rows at a time, and its block masses.
 
 Whole maps of a context of 4,096 tokens take 64 MiB a head a layer. So what is kept of a text is its rotated queries and
-keys, and maps are made anew from them, a few rows at a time.
+keys, and maps are made anew from them, a few rows at a time. Of block masses nothing but themselves is kept.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from crossfill_kernels.rows import rows_at
 from engines.reuse.study.network import dense
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from engines.reuse.study.network import Network
 
@@ -41,38 +41,38 @@ class Layer:
 
 @dataclass(frozen=True)
 class Observation:
-    """All layers of one text of T tokens."""
+    """Layers of one text of T tokens, by their numbers."""
 
-    layers: Sequence[Layer]
+    layers: Mapping[int, Layer]
 
     @property
     def tokens(self) -> int:
         """T."""
-        return self.layers[0].query.shape[0]
-
-    def maps(self, start: int, stop: int) -> torch.Tensor:
-        """Maps float32 [layers, H, stop - start, stop] of rows [start, stop)."""
-        return torch.stack([layer.map(start, stop) for layer in self.layers])
-
-    def masses(self) -> Iterator[torch.Tensor]:
-        """Of each layer the block masses float32 [H, R, C] of all rows; the masses of one row sum to 1."""
-        rows = rows_at(range(self.tokens))
-        for layer in self.layers:
-            out = torch.empty_like(layer.query)
-            # Values change the attention's output and no probability.
-            found = block_mass(
-                layer.query, layer.keys, layer.keys, slice(0, self.tokens), rows, scale=layer.scale, out=out
-            )
-            yield found.mass
+        return next(iter(self.layers.values())).query.shape[0]
 
 
-def observe(network: Network, tokens: Sequence[int]) -> Observation:
-    """Run a text densely and keep the queries and keys of every layer: 4·T·(H + H_kv)·d bytes a layer."""
-    layers: list[Layer] = []
+def observe(network: Network, tokens: Sequence[int], layers: Collection[int] | None = None) -> Observation:
+    """Run a text densely and keep queries and keys of these layers, by default all: 4·T·(H + H_kv)·d bytes a layer."""
+    kept: dict[int, Layer] = {}
 
     def attend(layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
-        layers.append(Layer(query, keys, scale))
+        if layers is None or layer in layers:
+            kept[layer] = Layer(query, keys, scale)
         return dense(layer, query, keys, values, scale)
 
     network.hidden(tokens, attend)
-    return Observation(layers)
+    return Observation(kept)
+
+
+def observe_masses(network: Network, tokens: Sequence[int]) -> torch.Tensor:
+    """Block masses float32 [layers, H, R, C] of a text; those of one row block sum to its rows."""
+    found: list[torch.Tensor] = []
+
+    def attend(layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
+        count, out = query.shape[0], torch.empty_like(query)
+        rows = rows_at(range(count))
+        found.append(block_mass(query, keys, values, slice(0, count), rows, scale=scale, out=out).mass)
+        return out
+
+    network.hidden(tokens, attend)
+    return torch.stack(found)

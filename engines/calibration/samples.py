@@ -7,13 +7,15 @@ over ten texts of 2,048 tokens take 6 MB in float32. Maps are thousands of times
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from crossfill_kernels.rows import BLOCK
-from engines.calibration.observation import observe
+from engines.calibration.journal import Journal
+from engines.calibration.observation import observe_masses
 from engines.models.progress import Progress, silent
 
 if TYPE_CHECKING:
@@ -21,7 +23,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from engines.calibration.observation import Observation
     from engines.reuse.study.network import Network
 
     Masses = npt.NDArray[np.float32]
@@ -43,32 +44,44 @@ class Samples:
 
 
 def gather(
-    sender: Network, receiver: Network, texts: Sequence[Sequence[int]], *, progress: Progress = silent
+    sender: Network,
+    receiver: Network,
+    texts: Sequence[Sequence[int]],
+    *,
+    journal: Journal | None = None,
+    progress: Progress = silent,
 ) -> Samples:
     """Let both models read every text.
 
     Args:
         texts: token ids, the same for both models; whole row blocks of them count.
+        journal: of what was read.
+        progress: told of every text.
 
     Raises:
         ValueError: no text has a row block.
     """
     if not any(len(text) >= BLOCK for text in texts):
         raise ValueError(f"no text has {BLOCK} tokens")
-    theirs, own, blocks = [], [], 0
+    journal, parts = journal or Journal(), []
     progress("reading", 0, len(texts))
     for done, text in enumerate(texts, 1):
-        whole = len(text) // BLOCK
-        if whole:
-            theirs.append(_shares(observe(sender, text), whole))
-            own.append(_shares(observe(receiver, text), whole))
-            blocks += whole
+        if len(text) >= BLOCK:
+            find = partial(_read, sender, receiver, text)
+            parts.append(journal.get("observe", list(text), find))
         progress("reading", done, len(texts))
-    return Samples(np.concatenate(theirs, axis=2), np.concatenate(own, axis=2), blocks)
+    theirs, own = (
+        np.concatenate([part[of] for part in parts], axis=2, dtype=np.float32) for of in ("sender", "receiver")
+    )
+    return Samples(theirs, own, sum(len(text) // BLOCK for text in texts))
 
 
-def _shares(observation: Observation, blocks: int) -> Masses:
-    """[layers, H, M] of the first `blocks` row blocks."""
+def _read(sender: Network, receiver: Network, text: Sequence[int]) -> dict[str, Masses]:
+    return {"sender": _shares(sender, text), "receiver": _shares(receiver, text)}
+
+
+def _shares(network: Network, text: Sequence[int]) -> Masses:
+    """[layers, H, M] of the whole row blocks."""
+    blocks = len(text) // BLOCK
     rows, columns = torch.tril_indices(blocks, blocks)
-    kept = [mass[:, rows, columns] / BLOCK for mass in observation.masses()]
-    return np.asarray(torch.stack(kept).numpy())
+    return np.asarray((observe_masses(network, text[: blocks * BLOCK])[:, :, rows, columns] / BLOCK).numpy())

@@ -32,14 +32,6 @@ _EXACT = 1e-12
 _SMOOTH_FROM, _SMOOTH_TO = 1.0, 1e-5
 
 
-def project(values: Floats) -> Floats:
-    """The nearest point of the simplex of each column [K, N], by sorting (Duchi et al. 2008, figure 1)."""
-    ordered = -np.sort(-values, axis=0)
-    excess = (np.cumsum(ordered, axis=0) - 1) / np.arange(1, len(values) + 1)[:, None]
-    count = np.sum(ordered > excess, axis=0)
-    return np.asarray(np.maximum(values - excess[count - 1, np.arange(values.shape[1])], 0.0))
-
-
 def fit_squares(gram: Floats, cross: Floats, start: Floats | None = None) -> Floats:
     """Weights [K, N] of the least ½wᵀGw - bᵀw on the simplex, for each column b of `cross` [K, N]; zeros are zeros.
 

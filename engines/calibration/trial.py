@@ -11,33 +11,45 @@ import torch
 
 from crossfill_kernels.rows import BLOCK
 from engines.reuse.settings import PairSettings
-from engines.reuse.study.masks import density
+from engines.reuse.study.masks import mean_density
 from engines.reuse.study.network import dense
 from engines.reuse.study.pair import Pair, Sparse
 from engines.reuse.study.runs import distance
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from engines.reuse.settings import ModelIdentity
     from engines.reuse.study.network import Network
 
+    Weights = Mapping[int, torch.Tensor]
+
 
 class Rule(StrEnum):
-    """How heads are mixed: all alike, the heaviest of the fitted weights alone, or as fitted."""
+    """How heads are mixed.
+
+    All alike; the heaviest of the fitted weights alone; as fitted to block masses, or to whole maps; as trained.
+    """
 
     UNIFORM = "uniform"
     ONE_HOT = "one-hot"
     FITTED = "fitted"
+    MAPS = "fitted to maps"
+    TRAINED = "trained"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to guide the receiver: from which layer on, how heads are mixed, and how much mass is kept."""
+    """A way to guide the receiver: from which layer on, how heads are mixed, and how much mass is kept.
+
+    Attributes:
+        layer_top_p: layers that do not keep `top_p`, with what they keep.
+    """
 
     first_layer: int
     rule: Rule
     top_p: float
+    layer_top_p: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass
@@ -61,13 +73,39 @@ class Tried:
 
 @dataclass(frozen=True)
 class Models:
-    """Both models, the sender layer of each receiver layer, and fitted weights [H_S, H_R] of all that can be guided."""
+    """Both models and what was found of them.
+
+    Attributes:
+        sender, receiver: networks.
+        sender_identity: of the sender.
+        layers: sender layer of each receiver layer.
+        weights: by rule, [H_S, H_R] of every layer that can be guided; `FITTED` at the least.
+    """
 
     sender: Network
     receiver: Network
     sender_identity: ModelIdentity
     layers: tuple[int, ...]
-    weights: Mapping[int, torch.Tensor]
+    weights: Mapping[Rule, Weights]
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """By which it can be mixed."""
+        return tuple(rule for rule in Rule if rule in self.weights or rule in (Rule.UNIFORM, Rule.ONE_HOT))
+
+    def mixed(self, rule: Rule, layers: Iterable[int]) -> dict[int, torch.Tensor]:
+        """Weights [H_S, H_R] of these layers."""
+        return {layer: self._of(rule, layer) for layer in layers}
+
+    def _of(self, rule: Rule, layer: int) -> torch.Tensor:
+        if rule in self.weights:
+            return self.weights[rule][layer]
+        fitted = self.weights[Rule.FITTED][layer]
+        if rule is Rule.UNIFORM:
+            return torch.full_like(fitted, 1 / len(fitted))
+        found = torch.zeros_like(fitted)
+        found[fitted.argmax(dim=0), torch.arange(fitted.shape[1])] = 1.0
+        return found
 
     def pair(self, candidate: Candidate) -> Pair:
         """The pair as a candidate wants it."""
@@ -76,22 +114,11 @@ class Models:
             layers=self.layers,
             first_layer=candidate.first_layer,
             top_p=candidate.top_p,
+            layer_top_p=dict(candidate.layer_top_p),
             min_tokens=BLOCK,
             max_density=1.0,
         )
-        mixed = {layer: _by_rule(candidate.rule, self.weights[layer]) for layer in settings.guided}
-        return Pair(self.sender, self.receiver, settings, mixed)
-
-
-def _by_rule(rule: Rule, fitted: torch.Tensor) -> torch.Tensor:
-    if rule is Rule.FITTED:
-        return fitted
-    if rule is Rule.UNIFORM:
-        return torch.full_like(fitted, 1 / len(fitted))
-    heads = fitted.shape[1]
-    found = torch.zeros_like(fitted)
-    found[fitted.argmax(dim=0), torch.arange(heads)] = 1.0
-    return found
+        return Pair(self.sender, self.receiver, settings, self.mixed(candidate.rule, settings.guided))
 
 
 class Trials:
@@ -99,20 +126,29 @@ class Trials:
 
     Args:
         models: both.
-        candidates: all that will be tried, one at the least.
+        candidates: all that will be tried.
         tail: tokens at the end of each text that are predicted; what is before them, a multiple of 64, is guided.
     """
 
     def __init__(self, models: Models, candidates: Sequence[Candidate], tail: int) -> None:
         self._pairs = {candidate: models.pair(candidate) for candidate in candidates}
         self._receiver = models.receiver
-        # Its layers are all that any of them needs.
-        self._widest = min(self._pairs.values(), key=lambda pair: pair.settings.first_layer)
         self._tail = tail
         self.tried = {candidate: Tried() for candidate in candidates}
 
     def read(self, text: Sequence[int]) -> None:
-        """Try every candidate on one text.
+        """Try every candidate on one text, and note what came of it; see `measure`."""
+        self.note(self.measure(text).tolist())
+
+    def note(self, figures: Sequence[Sequence[float]]) -> None:
+        """Take over what was measured of one text, [candidates, 3]."""
+        for tried, (divergence, agreement, kept) in zip(self.tried.values(), figures, strict=True):
+            tried.divergence.append(divergence)
+            tried.agreement.append(agreement)
+            tried.density.append(kept)
+
+    def measure(self, text: Sequence[int]) -> torch.Tensor:
+        """Divergence, agreement and density float64 [candidates, 3] on one text.
 
         Raises:
             ValueError: its prefix is no whole number of row blocks.
@@ -120,13 +156,13 @@ class Trials:
         prefix = len(text) - self._tail
         if prefix < BLOCK or prefix % BLOCK:
             raise ValueError(f"want whole row blocks of {BLOCK} tokens before the last {self._tail}, got {prefix}")
-        left = self._widest.leave(text)
+        # Its layers are all that any of them needs.
+        widest = min(self._pairs.values(), key=lambda pair: pair.settings.first_layer)
+        left = widest.leave(text)
         exact = self._receiver.log_probabilities(self._receiver.hidden(text, dense)[prefix:])
-        for candidate, pair in self._pairs.items():
-            guides = {layer: one.index for layer, one in pair.guides(left, prefix // BLOCK).items()}
-            found = self._receiver.log_probabilities(self._receiver.hidden(text, Sparse(guides))[prefix:])
-            tried = self.tried[candidate]
-            divergence, agreement = distance(exact, found)
-            tried.divergence.append(divergence)
-            tried.agreement.append(agreement)
-            tried.density.append(statistics.fmean(density(index) for index in guides.values()))
+        figures = []
+        for pair in self._pairs.values():
+            indices = {layer: one.index for layer, one in pair.guides(left, prefix // BLOCK).items()}
+            found = self._receiver.log_probabilities(self._receiver.hidden(text, Sparse(indices))[prefix:])
+            figures.append((*distance(exact, found), mean_density(indices)))
+        return torch.tensor(figures, dtype=torch.float64)

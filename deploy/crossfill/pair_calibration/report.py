@@ -13,9 +13,11 @@ from crossfill.pair_calibration.wording import (
     ALIGNED,
     CANDIDATES_CAPTION,
     GATE_CAPTION,
+    WAYS_CAPTION,
     candidate_rows,
     gate_rows,
     sentences,
+    way_rows,
 )
 from crossfill.plots import GREY, colour, panels, svg
 from engines.calibration.trial import Rule
@@ -34,6 +36,9 @@ def html_page(found: Calibrated) -> str:
 <h2>The gate</h2>
 {table(gate_rows(found))}
 <p>{escape(GATE_CAPTION)}</p>
+<h2>What else is as dense</h2>
+{table(way_rows(found))}
+<p>{escape(WAYS_CAPTION)}</p>
 <h2>Layers</h2>
 <figure>{_layers(found)}<figcaption>How far each layer of {escape(receiver)} is from its best mixture of the heads of
 each layer of {escape(sender)}: total variation of block masses, 0 is equal. Points: the layer that was taken; crosses:

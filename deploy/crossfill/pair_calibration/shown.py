@@ -43,6 +43,11 @@ def rows(manifests: Mapping[str, Manifest]) -> list[Sequence[str]]:
     found: list[Sequence[str]] = [("", *manifests)]
     found += [(name, *(_cell(name, manifest) for manifest in manifests.values())) for name in names]
     found.append(("top-p", *(f"{manifest.top_p:g}" for manifest in manifests.values())))
+    groups = [
+        ", ".join(f"{layer}: {top_p:g}" for layer, top_p in one.layer_top_p.items()) for one in manifests.values()
+    ]
+    if any(groups):
+        found.append(("… of layers", *groups))
     found.append(("first layer", *(str(manifest.first_layer) for manifest in manifests.values())))
     found.append(("may be used", *("yes" if manifest.passed else "no" for manifest in manifests.values())))
     return found

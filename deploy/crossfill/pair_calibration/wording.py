@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from typing import TYPE_CHECKING
 
+from engines.calibration.gate import divergence_over, recalled_beyond
 from engines.reuse.study.masks import Mask
 
 if TYPE_CHECKING:
@@ -21,21 +23,27 @@ ALIGNED = {"suffix": "by suffixes", "ordered": "in the order that fits best"}
 _SHOWN = 12
 _CANDIDATE = ("heads", "from layer", "top-p", "KL", "same", "density", "saved", "")
 _FIGURE = ("figure", "limit", "measured", "", "")
+_WAY = ("as dense as guided", "KL", "guided ÷ it", "recall", "guided beyond it")
 
 
 def tables(found: Calibrated) -> Iterator[Table]:
     """What was tried, and what the gate measured; within 80 columns."""
     yield _table(f"Tried on {found.wanted.choice} texts", CANDIDATES_CAPTION, candidate_rows(found, most=_SHOWN))
+    yield _table("What else is as dense, on texts that nothing was chosen by", WAYS_CAPTION, way_rows(found))
     yield _table("The gate, on texts that nothing was chosen by", GATE_CAPTION, gate_rows(found))
 
 
 CANDIDATES_CAPTION = (
     "KL × 1000 from the dense run; same: share of tokens where both would say the same next; saved: share of all "
-    "attention that is left out. ←: chosen."
+    "attention that is left out. 4-8:.9: another top-p in layers 4 to 8. ←: chosen."
+)
+WAYS_CAPTION = (
+    "KL × 1000 from the dense run, and share of facts recalled; random and sink + window: blocks chosen without the "
+    "sender; all others: ways to mix its heads. Geometric means and means with 95 % intervals."
 )
 GATE_CAPTION = (
-    "Mean (95 % interval); its unfavourable end counts. over …: KL as a share of that of a mask as dense that is made "
-    "without the sender."
+    "Mean (95 % interval); its unfavourable end counts. over …: KL as a share of that of another way that is as dense; "
+    "recall beyond …: share of facts recalled beyond it."
 )
 
 
@@ -49,6 +57,8 @@ def sentences(found: Calibrated) -> Iterator[str]:
         f"mixture of {sender}'s by {statistics.fmean(variation):.2f} on average (0: equal, 1: nothing in common), and "
         f"by {statistics.fmean(_other(found, guided)):.2f} if aligned {ALIGNED[found.other.name]}."
     )
+    share = statistics.fmean(one.variation for layer, one in found.maps.items() if layer in guided)
+    yield f"Whole maps differ from their best mixtures by {share:.2f} on average: so far map reuse would be wrong."
     recall = {mask: found.verdicts.recall(mask) for mask in Mask}
     yield (
         f"Facts in the prefix are recalled in {recall[Mask.DENSE]:.0%} of cases densely, {recall[Mask.GUIDED]:.0%} "
@@ -59,8 +69,9 @@ def sentences(found: Calibrated) -> Iterator[str]:
         yield f"The pair is refused, because of: {', '.join(failed)}. Workers that are given it prefill densely."
     else:
         yield (
-            f"The pair may be used: guided from layer {found.chosen.first_layer} on, top-p {found.chosen.top_p}, it "
-            f"looks at {statistics.fmean(found.verdicts.density):.0%} of the blocks of {found.wanted.tokens} tokens."
+            f"The pair may be used: guided from layer {found.chosen.first_layer} on, top-p {_top_p(found.chosen)}, it "
+            f"looks at {found.verdicts.density:.0%} of the blocks of {found.wanted.gate_tokens} "
+            "tokens."
         )
     yield f"All that took {sum(found.seconds.values()) / 60:.1f} minutes: " + ", ".join(
         f"{name} {seconds:.0f} s" for name, seconds in found.seconds.items()
@@ -87,13 +98,35 @@ def _candidate(found: Calibrated, one: Candidate) -> Sequence[str]:
     return (
         one.rule.value,
         str(one.first_layer),
-        f"{one.top_p:g}",
+        _top_p(one),
         f"{1000 * statistics.fmean(tried.divergence):.1f}",
         f"{statistics.fmean(tried.agreement):.1%}",
         f"{statistics.fmean(tried.density):.2f}",
         f"{tried.saved(one, found.receiver.layers):.2f}",
         "←" if one == found.chosen else "",
     )
+
+
+def _top_p(one: Candidate) -> str:
+    """The usual one, and those of groups of layers that have another."""
+    kept = [list(layers) for _, layers in itertools.groupby(one.layer_top_p, key=lambda pair: pair[1])]
+    return " ".join([f"{one.top_p:g}", *(f"{own[0][0]}-{own[-1][0]}:{own[0][1]:g}" for own in kept)])
+
+
+def way_rows(found: Calibrated) -> list[Sequence[str]]:
+    """Head, then every way that was compared at equal density, the guided one first."""
+    verdicts = found.verdicts
+    rows: list[Sequence[str]] = [_WAY]
+    for name in verdicts.compared:
+        kl, recall = 1000 * statistics.fmean(verdicts.divergence[name]), verdicts.recall(name)
+        shares = ("", "")
+        if name != Mask.GUIDED:
+            share, of = divergence_over(verdicts, name)
+            beyond, by = recalled_beyond(verdicts, name)
+            shares = (f"{share:.2f} ({of.low:.2f}–{of.high:.2f})", f"{beyond:+.2f} ({by.low:+.2f}–{by.high:+.2f})")
+        shown = f"guided: {found.chosen.rule.value}" if name == Mask.GUIDED else name
+        rows.append((shown, f"{kl:.1f}", shares[0], f"{recall:.2f}", shares[1]))
+    return rows
 
 
 def gate_rows(found: Calibrated) -> list[Sequence[str]]:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import torch
 
 from crossfill_kernels.blocks import BlockIndex, index_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Mask(StrEnum):
@@ -45,3 +50,8 @@ def density(index: BlockIndex) -> float:
     """Kept blocks as a share of the causal ones."""
     causal = index.heads * int((index.blocks.long() + 1).sum())
     return int(index.offsets[-1]) / causal if causal else 1.0
+
+
+def mean_density(indices: Mapping[int, BlockIndex]) -> float:
+    """Mean of the layers."""
+    return statistics.fmean(map(density, indices.values()))

@@ -29,9 +29,10 @@ class Attend(Protocol):
 
 
 def dense(layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float) -> torch.Tensor:
-    """Every row attends to all rows before it."""
-    count, out = query.shape[0], torch.empty_like(query)
-    paged_attention(query, keys, values, slice(0, count), rows_at(range(count)), scale=scale, out=out)
+    """Every row attends to all rows before it; rows are those of the last keys."""
+    count, total, out = query.shape[0], keys.shape[0], torch.empty_like(query)
+    rows = rows_at(range(total - count, total))
+    paged_attention(query, keys, values, slice(0, total), rows, scale=scale, out=out)
     return out
 
 
@@ -73,6 +74,43 @@ class Network:
         with torch.inference_mode():
             found: torch.Tensor = self._model.model(torch.tensor([list(tokens)]), use_cache=False).last_hidden_state[0]
         return found
+
+    def answers(
+        self, prefix: Sequence[int], attend: Attend, rests: Sequence[Sequence[int]], most: int
+    ) -> list[list[int]]:
+        """Greedy answers to prompts that begin with `prefix`, which is computed once; what follows it is dense.
+
+        Args:
+            prefix: token ids, one at the least.
+            attend: of the prefix.
+            rests: of each prompt what follows the prefix, one token at the least.
+            most: tokens of an answer, which ends before a token that ends texts.
+        """
+        cache = import_transformers("study a pair").DynamicCache(config=self._model.config)
+        ends = self._model.generation_config.eos_token_id
+        ends = set(ends if isinstance(ends, list) else [ends])
+        self._forward(prefix, attend, cache)
+        found = []
+        for rest in rests:
+            said: list[int] = []
+            new = list(rest)
+            while len(said) < most:
+                last = self._forward(new, dense, cache)[-1:]
+                token = int(self.log_probabilities(last).argmax())
+                if token in ends:
+                    break
+                said.append(token)
+                new = [token]
+            found.append(said)
+            cache.crop(len(prefix))
+        return found
+
+    def _forward(self, tokens: Sequence[int], attend: Attend, cache: Any) -> torch.Tensor:
+        self._attend = attend
+        with torch.inference_mode():
+            output = self._model.model(torch.tensor([list(tokens)]), past_key_values=cache, use_cache=True)
+        hidden: torch.Tensor = output.last_hidden_state[0]
+        return hidden
 
     def log_probabilities(self, hidden: torch.Tensor) -> torch.Tensor:
         """Of the next token [n, V], from last hidden states [n, D]."""

@@ -16,6 +16,7 @@ from crossfill_kernels.paged_attention import paged_attention
 from crossfill_kernels.rows import BLOCK, rows_at
 from engines.reuse.guided import GuidedLayer, guide
 from engines.reuse.mass_records import pack_masses
+from engines.reuse.plan import runs_of
 from engines.reuse.study.network import dense
 
 if TYPE_CHECKING:
@@ -106,4 +107,29 @@ class Sparse:
         guided_attention(query[:guided], keys, values, slots, rows, index, scale=scale, out=out[:guided])
         if tail.count:
             paged_attention(query[guided:], keys, values, slots, tail, scale=scale, out=out[guided:])
+        return out
+
+
+class Planned:
+    """Attention as a worker plans it: rows of `pages`, which all `guides` have, are guided, and all others dense."""
+
+    def __init__(self, guides: Mapping[int, GuidedLayer], pages: frozenset[int]) -> None:
+        self._guides = guides
+        self._pages = pages
+
+    def __call__(
+        self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """See `Attend`."""
+        guide_of = self._guides.get(layer)
+        if guide_of is None:
+            return dense(layer, query, keys, values, scale)
+        slots, out = slice(0, query.shape[0]), torch.empty_like(query)
+        for run in runs_of(0, query.shape[0], self._pages):
+            rows, own = rows_at(range(run.start, run.stop)), slice(run.start, run.stop)
+            if run.guided:
+                index = guide_of.part(*run.blocks)
+                guided_attention(query[own], keys, values, slots, rows, index, scale=scale, out=out[own])
+            else:
+                paged_attention(query[own], keys, values, slots, rows, scale=scale, out=out[own])
         return out

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from engines.models.generation import token_ids
+from engines.models.generation import chat_prompt, token_ids
 from engines.models.texts import Part
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def recollection(tokenizer: Any, asked: Sequence[Needle], tokens: int, seed: int
     Raises:
         ValueError: the questions leave no room for prose.
     """
-    turns = [f"According to the text above, {one.question[0].lower()}{one.question[1:]}" for one in asked]
+    turns = [_about_the_text(one) for one in asked]
     spare = passage(tokenizer, tokens, seed)
     room = tokens - _length(tokenizer, _conversation(tokenizer, [], turns, asked))
     # Tokens at seams may join or part; the loop settles it.
@@ -74,6 +74,16 @@ def recollection(tokenizer: Any, asked: Sequence[Needle], tokens: int, seed: int
             return Recollection([*ids, *spare[room : room + tokens - len(ids)]], values)
         room -= len(ids) - tokens
     raise ValueError(f"{tokens} tokens have no room for prose beside {len(asked)} questions; ask for more tokens")
+
+
+def inquiries(tokenizer: Any, asked: Sequence[Needle], tokens: int, seed: int) -> list[list[int]]:
+    """A prompt a fact, with one question each about the same prose, some `tokens` tokens, in which all facts stand."""
+    prose = " ".join(_prose(tokenizer, passage(tokenizer, tokens, seed), asked))
+    return [token_ids(tokenizer, chat_prompt(tokenizer, f"{prose}\n\n{_about_the_text(one)}")) for one in asked]
+
+
+def _about_the_text(asked: Needle) -> str:
+    return f"According to the text above, {asked.question[0].lower()}{asked.question[1:]}"
 
 
 def _conversation(tokenizer: Any, prose: Sequence[str], turns: Sequence[str], asked: Sequence[Needle]) -> str:

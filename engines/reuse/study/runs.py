@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import TYPE_CHECKING
 
 from crossfill_kernels.rows import BLOCK
-from engines.reuse.study.masks import Mask, density, like
+from engines.reuse.study.masks import Mask, density, like, mean_density
 from engines.reuse.study.network import dense
 from engines.reuse.study.pair import Sparse
 
@@ -39,13 +38,19 @@ class Runs:
 
     def __init__(self, pair: Pair, ids: Sequence[int], tokens: int, generator: torch.Generator) -> None:
         self.left = pair.leave(ids)
-        self._indices = {layer: one.index for layer, one in pair.guides(self.left, tokens // BLOCK).items()}
+        self.guides = pair.guides(self.left, tokens // BLOCK)
+        self._indices = {layer: one.index for layer, one in self.guides.items()}
         self._generator = generator
+
+    @property
+    def densities(self) -> dict[int, float]:
+        """Kept blocks of each guided layer as a share of the causal ones."""
+        return {layer: density(index) for layer, index in self._indices.items()}
 
     @property
     def density(self) -> float:
         """Kept blocks of the guided mask as a share of the causal ones, mean of the guided layers."""
-        return statistics.fmean(map(density, self._indices.values()))
+        return mean_density(self._indices)
 
     def under(self, masks: Iterable[Mask]) -> Iterator[tuple[Mask, Attend]]:
         """How the receiver attends under each of `masks`."""

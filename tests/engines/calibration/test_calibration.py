@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from engines.calibration.calibration import Wanted, calibrate
-from engines.calibration.gate import Limits, Verdicts, figures, mean_interval
+from engines.calibration.gate import Limits
+from engines.calibration.judging import after
 from engines.calibration.profile import fit_weights, profile
+from engines.calibration.rivals import UNION
 from engines.calibration.samples import gather
 from engines.calibration.texts import Purpose, built_in
 from engines.calibration.trial import Candidate, Models, Rule, Trials
@@ -18,12 +20,24 @@ from engines.models import prepare
 from engines.models.loading import load
 from engines.reuse.artifact import read_manifest, read_weights, write_artifact
 from engines.reuse.identity import read_identity
-from engines.reuse.study.masks import Mask
 from engines.reuse.study.network import Network
 
 SMALL = Wanted(
-    tokens=640, tail=32, fit=1, choice=1, gate=2, choice_needles=2, needles=2, first_layers=(0, 1), top_ps=(0.5, 0.9)
+    tokens=640,
+    gate_tokens=1024,
+    tail=32,
+    fit=1,
+    choice=1,
+    gate=2,
+    choice_needles=2,
+    needles=2,
+    answers=2,
+    first_layers=(0, 1),
+    top_ps=(0.5, 0.9),
 )
+
+
+LAX = Limits(divergence=10, agreement=0, recall=1, answers=1, density=1)
 
 
 @pytest.fixture(scope="module")
@@ -73,13 +87,14 @@ def test_a_model_explains_itself_layer_by_layer_and_head_by_head(samples):
 
 def models(network, folders, weights):
     identity = read_identity("tiny", folders["tiny-llama"])
-    return Models(network, network, identity, tuple(range(identity.layers)), weights)
+    return Models(network, network, identity, tuple(range(identity.layers)), {Rule.FITTED: weights})
 
 
 def test_rules_mix_as_they_say(network, folders):
     fitted = torch.tensor([[0.2, 0.7], [0.8, 0.3]])
     made = models(network, folders, {1: fitted, 2: fitted})
-    mixed = {rule: made.pair(Candidate(1, rule, 0.9)).weights[1] for rule in Rule}
+    assert made.rules == (Rule.UNIFORM, Rule.ONE_HOT, Rule.FITTED)
+    mixed = {rule: made.pair(Candidate(1, rule, 0.9)).weights[1] for rule in made.rules}
     assert mixed[Rule.FITTED] is fitted
     assert mixed[Rule.UNIFORM].tolist() == [[0.5, 0.5], [0.5, 0.5]]
     assert mixed[Rule.ONE_HOT].tolist() == [[0.0, 1.0], [1.0, 0.0]]
@@ -111,58 +126,19 @@ def test_a_text_whose_prefix_is_no_row_blocks_is_refused(network, folders, texts
         trials.read(texts[0])
 
 
-def verdicts(guided=0.001, agreement=0.99, kept=0.5, recalled=9, window=0.01, spread=0.0):
-    found = Verdicts()
-    for step in (-1, 0, 1):
-        found.divergence[Mask.GUIDED].append(guided + step * spread)
-        found.divergence[Mask.WINDOW].append(window)
-        found.divergence[Mask.RANDOM].append(0.02)
-        found.agreement.append(agreement)
-        found.density.append(kept)
-    for mask, count in ((Mask.DENSE, 9), (Mask.GUIDED, recalled), (Mask.RANDOM, 1), (Mask.WINDOW, 2)):
-        found.recalled[mask] = [True] * count + [False] * (10 - count)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("changed", "failed"),
-    [
-        ({}, set()),
-        ({"guided": 0.011, "window": 0.015}, {"divergence"}),
-        # The mean is within the limit, and the end of its interval is not.
-        ({"guided": 0.009, "spread": 0.002, "window": 0.05}, {"divergence"}),
-        ({"agreement": 0.94}, {"agreement"}),
-        ({"recalled": 8}, {"recall lost"}),
-        ({"kept": 0.8}, {"density"}),
-        ({"window": 0.0005}, {"over sink + window"}),
-    ],
-)
-def test_each_limit_can_fail_alone(changed, failed):
-    found = figures(verdicts(**changed), Limits())
-    assert {one.name for one in found if not one.passed} == failed
-    assert all(one.low is None or one.low <= one.value <= one.high for one in found)
-
-
-def test_an_interval_needs_two_values_and_is_as_wide_as_they_differ():
-    with pytest.raises(ValueError, match="two values"):
-        mean_interval([1.0])
-    found = mean_interval([1.0, 2.0, 3.0])
-    # Student's t of two degrees of freedom is 4.303.
-    reach = 4.303 / 3**0.5
-    assert [found.low, found.high] == pytest.approx([2 - reach, 2 + reach], abs=1e-3)
-
-
 def test_a_pair_is_calibrated_and_its_artifact_says_so(folders, tmp_path):
     seen = []
     found = calibrate(
         ("large", folders["tiny-llama"]),
         ("small", folders["tiny-qwen3"]),
         built_in(),
-        replace(SMALL, limits=Limits(divergence=10, agreement=0, recall=1, density=1)),
+        replace(SMALL, limits=LAX),
+        kept=tmp_path / "steps",
         progress=lambda stage, done, total: seen.append((stage, done, total)),
     )
     assert found.chosen in found.tried
-    assert len(found.tried) == 2 * 3 * 2
+    # Two first layers, three rules, two top-p; and what was tried of groups of layers.
+    assert sum(not one.layer_top_p for one in found.tried) == 2 * 3 * 2
     best = max(found.tried, key=lambda one: found.tried[one].saved(one, found.receiver.layers))
     assert found.chosen == best
     assert {one.purpose for one in found.data} == set(Purpose)
@@ -170,7 +146,10 @@ def test_a_pair_is_calibrated_and_its_artifact_says_so(folders, tmp_path):
         "reading",
         "comparing layers",
         "fitting weights",
+        "fitting maps",
         "trying candidates",
+        "trying groups of layers",
+        "trying combinations",
         "recalling",
         "judging",
     }
@@ -181,7 +160,52 @@ def test_a_pair_is_calibrated_and_its_artifact_says_so(folders, tmp_path):
     assert read_manifest(tmp_path) == manifest
     assert list(read_weights(tmp_path, manifest)) == list(manifest.guided)
     assert manifest.first_layer == found.chosen.first_layer
-    assert {one.name for one in manifest.gate if not one.passed} <= {"over random", "over sink + window"}
+    assert list(manifest.layer_density) == list(manifest.guided)
+    assert dict(found.chosen.layer_top_p) == manifest.layer_top_p
+    # Random models may be no better than a mask of the nearest blocks.
+    assert all(one.passed or "over" in one.name or "beyond" in one.name for one in manifest.gate)
+    ways = {"guided", "random", "sink + window", UNION, *(rule.value for rule in Rule if rule is not Rule.TRAINED)}
+    assert set(found.verdicts.compared) == ways - {found.chosen.rule.value}
+    assert all(len(found.verdicts.divergence[name]) == 4 for name in (*found.verdicts.compared, after(4), after(8)))
+    assert {len(scores) for scores in found.verdicts.rouge.values()} == {2}
+
+
+def test_a_calibration_that_is_ended_goes_on_where_it_was(folders, tmp_path, monkeypatch):
+    models = ("large", folders["tiny-llama"]), ("small", folders["tiny-qwen3"])
+    wanted = replace(SMALL, rules=(Rule.UNIFORM,), top_ps=(0.9,), limits=LAX)
+    ended = []
+
+    def end(stage, done, total):
+        if stage == "judging" and done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(*models, built_in(), wanted, kept=tmp_path, progress=end)
+    before = {one: one.stat().st_mtime_ns for one in tmp_path.iterdir()}
+    assert len([one for one in before if one.name.startswith("judge-texts")]) == 2
+    real = Network.hidden
+    monkeypatch.setattr(Network, "hidden", lambda *own: ended.append(len(own[1])) or real(*own))
+    found = calibrate(*models, built_in(), wanted, kept=tmp_path)
+    # Nothing was read again but what had not been judged: two texts of four, a conversation and its questions.
+    read_anew = len(ended)
+    assert {one: one.stat().st_mtime_ns for one in before} == before
+    ended.clear()
+    again = calibrate(*models, built_in(), wanted, kept=tmp_path)
+    assert not ended
+    assert again.gate == found.gate
+    assert again.seconds.keys() == found.seconds.keys()
+    assert all(again.seconds[name] == found.seconds[name] for name in found.seconds if name != "load")
+    ended.clear()
+    fresh = calibrate(*models, built_in(), wanted)
+    assert fresh.gate == found.gate
+    assert len(ended) > read_anew > 0
+    # Another limit is another verdict of the same figures; another seed is another calibration.
+    ended.clear()
+    strict = calibrate(*models, built_in(), replace(wanted, limits=replace(LAX, divergence=1e-9)), kept=tmp_path)
+    assert not strict.manifest({}).passed
+    ended.clear()
+    calibrate(*models, built_in(), replace(wanted, seed=1), kept=tmp_path)
+    assert ended
 
 
 def test_where_nothing_is_good_enough_the_nearest_is_judged_and_refused(folders):

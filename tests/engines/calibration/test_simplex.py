@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.optimize import linprog, minimize
 
-from engines.calibration.simplex import fit_squares, fit_total_variation, project, squared_errors, total_variations
+from engines.calibration.simplex import fit_squares, fit_total_variation, squared_errors, total_variations
 from engines.errors import CalibrationFitError
 
 
@@ -163,17 +161,6 @@ def test_entries_in_several_parts_are_all_counted(monkeypatch):
     parts, variation = fit_total_variation(sources, targets), total_variations(sources, targets, whole)
     assert np.allclose(total_variations(sources, targets, parts), variation, atol=1e-4)
     assert np.allclose(variation, np.abs(targets - whole.T @ sources).sum(axis=1) / 2 / targets.sum(axis=1))
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=12))
-def test_a_projection_is_the_nearest_point_of_the_simplex(values):
-    point = np.array(values)
-    found = project(point[:, None])
-    assert on_simplex(found)
-    generator = np.random.default_rng(0)
-    others = generator.dirichlet(np.ones(len(point)), 50)
-    assert np.linalg.norm(found[:, 0] - point) <= np.linalg.norm(others - point, axis=1).min() + 1e-9
 
 
 @pytest.mark.parametrize(
