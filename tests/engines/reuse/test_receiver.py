@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from cache_store.backends.protocol import Limits, PageWrite
-from cache_store.client.fetch import Fetch
 from cache_store.config import StoreSettings
 from cache_store.errors import StoreUnavailableError
 from cache_store.keys import page_keys
@@ -21,7 +20,6 @@ from crossfill_kernels.rows import rows_at
 from crossfill_kernels.select_blocks import select_blocks
 from engines.reuse import engine as engine_module
 from engines.reuse.asked import Asked, Mode
-from engines.reuse.receiver import _expected
 from engines.reuse.refusal import Refusal
 from engines.reuse.settings import ReuseSettings
 
@@ -372,37 +370,6 @@ def test_a_request_whose_prompt_sglang_replaced_is_forgotten(left, receive):
     worker.arrive("short", TOKENS[:60], Asked(Mode.REQUIRE, "acme"))
     assert worker.engine.admit("short", 0, 1) is Refusal.TOO_SHORT
     assert worker.engine.outcome("short") == "none; reason=too_short"
-
-
-def test_density_is_that_of_the_row_blocks_that_are_planned(left, receive):
-    worker = receive(top_p=0.6)
-    for request, prefix in (("all", 0), ("rest", 256)):
-        worker.arrive(request, TOKENS)
-        worker.wait()
-        worker.engine.admit(request, prefix, TOTAL)
-    told = [float(worker.engine.outcome(request).split("density=")[1].split(";")[0]) for request in ("all", "rest")]
-    # Early row blocks have little to leave out.
-    assert told[1] < told[0]
-
-
-def test_a_plan_is_as_dense_as_all_layers_will_be_not_as_those_that_have_come():
-    kept = {2: 0.8, 3: 0.6}
-    assert _expected(kept, {}) == pytest.approx(0.7)
-    usual = {2: 0.8, 3: 0.6, 4: 0.2, 5: 0.4}
-    assert _expected(kept, usual) == pytest.approx(0.5)
-    assert _expected({2: 0.4}, usual) == pytest.approx(0.25)
-    assert _expected({4: 0.6}, usual) == 1.0
-
-
-def test_a_pair_whose_first_layers_are_dense_is_not_refused_for_them(left, receive, monkeypatch):
-    first = make_pair().guided[GUIDED[0]]
-    monkeypatch.setattr(Fetch, "ready", lambda _, sender: sender == first)
-    usual = {layer: 0.9 if layer == GUIDED[0] else 0.1 for layer in GUIDED}
-    for layer_density, refusal in (({}, Refusal.TOO_DENSE), (usual, None)):
-        worker = receive(max_density=0.5, layer_density=layer_density)
-        worker.arrive("r", TOKENS)
-        worker.wait()
-        assert worker.engine.admit("r", 0, TOTAL) is refusal
 
 
 def test_masses_that_cannot_be_computed_are_not_left(sender, store, monkeypatch):
