@@ -79,7 +79,8 @@ class Talk:
     async def converse(self, session, number):
         """One conversation; the spy's only ever asks the small model, of a document that all tenants share."""
         chance, tenant = random.Random(number), TENANTS[number % len(TENANTS)]
-        messages = [{"role": "user", "content": f"{DOCUMENT} {number // len(TENANTS)}"}]
+        # Documents differ from their first word on: whoever has one in its own cache has no other.
+        messages = [{"role": "user", "content": f"{number // len(TENANTS)} {DOCUMENT}"}]
         for turn in range(TURNS):
             model = SMALL if tenant == "spy" else chance.choice([LARGE, SMALL])
             body = {"model": model, "messages": messages, "max_tokens": 8, "temperature": 0}
