@@ -110,9 +110,9 @@ def gates(shares: torch.Tensor, kept: torch.Tensor, temperature: float) -> torch
 
     A choice of blocks has no slope, so that of a sigmoid stands in for it (straight-through): of how far the share is
     from where the row's choice ends, by a multiple of where that is, as shares of long rows are small. That end moves
-    with the shares so that the row keeps as many: otherwise most of what a weight could learn is to keep more, by
-    mixing heads to a blur, which top-p rewards in any case. The first block and the diagonal are always kept, and rows
-    that keep all have nothing to choose, so they have no slope.
+    with the shares so that the row keeps as many: nearly every block would bring the answer nearer to the dense run's,
+    and how many are kept is for top-p to say. The first block and the diagonal are always kept, and rows that keep all
+    have nothing to choose, so they have no slope.
 
     Args:
         shares: float32 [H, R, R], masses of blocks as shares of a row's.
