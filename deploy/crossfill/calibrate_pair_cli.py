@@ -36,6 +36,7 @@ def pair(
         int | None, typer.Option(min=1024, help="Of a text to judge by, a multiple of 64; by default twice as many.")
     ] = None,
     fit: Annotated[int, typer.Option(min=1, help="Texts to fit weights with.")] = 6,
+    train_steps: Annotated[int, typer.Option(min=0, help="Steps of training weights end to end; 0 for none.")] = 0,
     choice: Annotated[int, typer.Option(min=1, help="Texts to choose by.")] = 3,
     gate: Annotated[int, typer.Option(min=2, help="Texts of each source to judge by.")] = 4,
     needles: Annotated[int, typer.Option(min=2, help="Facts to recall when judging.")] = 40,
@@ -66,6 +67,7 @@ def pair(
         tokens=tokens,
         gate_tokens=gate_tokens,
         fit=fit,
+        train_steps=train_steps,
         choice=choice,
         gate=gate,
         choice_needles=min(needles, Wanted.choice_needles),

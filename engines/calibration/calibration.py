@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from engines.calibration.profile import Profile, fit_weights, profile
 from engines.calibration.rivals import rivals_of
 from engines.calibration.samples import gather
 from engines.calibration.texts import Passages, Purpose, Source, cut
+from engines.calibration.training import Training, train
 from engines.calibration.trial import Candidate, Models, Rule, Trials, Tried
 from engines.errors import CalibrationDataError
 from engines.models.loading import load
@@ -43,6 +45,9 @@ __all__ = ["Calibrated", "Wanted", "calibrate"]
 
 # Results of a journal of another version are not taken over.
 _VERSION = 1
+_TRAIN = "train weights"
+# Where enough is left out to learn from: at .95 the loss is near nothing.
+_TRAINED_TOP_P, _LEARNING_RATE = 0.87, 0.1
 # Of combinations of groups that leave out more so many are asked whether they recall.
 _MOST_RECALLED = 2
 
@@ -103,13 +108,28 @@ def calibrate(
         data = _cut(sources, networks[1], wanted)
     work = _Work(networks, theirs, data, wanted, journal, progress)
     found, taken, other, maps, models = _fit(work)
+    models, losses = _train(work, models)
     tried, chosen = _search(work, models)
     verdicts = _judge(work, models, chosen)
     weights = models.pair(chosen).weights
     seconds = {name: round(seconds, 1) for name, seconds in journal.seconds.items()}
     measured = figures(verdicts, wanted.limits)
     return Calibrated(
-        theirs, own, found, taken, other, maps, tried, chosen, weights, verdicts, measured, data, seconds, wanted
+        theirs,
+        own,
+        found,
+        taken,
+        other,
+        maps,
+        losses,
+        tried,
+        chosen,
+        weights,
+        verdicts,
+        measured,
+        data,
+        seconds,
+        wanted,
     )
 
 
@@ -165,6 +185,46 @@ def _fit(work: _Work) -> tuple[Profile, Alignment, Alignment, Mapping[int, MapFi
         Rule.MAPS: {layer: _matrix(one.weights) for layer, one in maps.items()},
     }
     return found, taken, other, maps, Models(*work.networks, work.sender, taken.layers, weights)
+
+
+def _train(work: _Work, models: Models) -> tuple[Models, tuple[float, ...]]:
+    """The models with trained weights besides, and losses of all steps."""
+    wanted, texts = work.wanted, work.texts(Purpose.FIT)
+    if not wanted.train_steps:
+        return models, ()
+    plan = Training(
+        first_layer=work.guidable.start,
+        top_p=_TRAINED_TOP_P,
+        tail=wanted.tail,
+        answer=wanted.tail,
+        steps=wanted.train_steps,
+        learning_rate=_LEARNING_RATE,
+        seed=wanted.seed,
+    )
+    start = models.weights[Rule.FITTED]
+    told = {layer: one.numpy() for layer, one in start.items()}
+    given = [[list(text) for text in texts], list(models.layers), digest_of(told), repr(plan)]
+    found = work.journal.get(_TRAIN, given, partial(_trained, work, models, texts, plan, given))
+    trained = {layer: _matrix(found[str(layer)]) for layer in start}
+    return replace(models, weights={**models.weights, Rule.TRAINED: trained}), tuple(found["losses"].tolist())
+
+
+def _trained(
+    work: _Work, models: Models, texts: Sequence[Sequence[int]], plan: Training, given: object
+) -> dict[str, np.ndarray]:
+    before_s = work.journal.seconds.get(_TRAIN, 0.0)
+    left = work.journal.take_up(_TRAIN, given)
+    state = None if left is None else {name: torch.tensor(one) for name, one in left.items()}
+    earlier_s, started_s = work.journal.seconds.get(_TRAIN, 0.0) - before_s, time.perf_counter()
+
+    def keep(state: Mapping[str, torch.Tensor]) -> None:
+        seconds = earlier_s + time.perf_counter() - started_s
+        work.journal.leave(_TRAIN, given, {name: one.numpy() for name, one in state.items()}, seconds)
+
+    start = models.weights[Rule.FITTED]
+    found = train(models, start, texts, plan, state=state, on_step=keep, progress=work.progress)
+    weights = {str(layer): one.numpy() for layer, one in found.weights.items()}
+    return {**weights, "losses": np.array(found.losses)}
 
 
 def _matrix(weights: np.ndarray) -> torch.Tensor:

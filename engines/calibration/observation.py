@@ -38,6 +38,13 @@ class Layer:
         later = torch.arange(stop)[None, :] > torch.arange(start, stop)[:, None]
         return scores.masked_fill(later, float("-inf")).softmax(dim=-1).flatten(0, 1)
 
+    def masses(self) -> torch.Tensor:
+        """Block masses float32 [H, R, C] of all rows."""
+        count, out = self.query.shape[0], torch.empty_like(self.query)
+        # Values change the attention's output and no probability.
+        values, slots, rows = self.keys, slice(0, count), rows_at(range(count))
+        return block_mass(self.query, self.keys, values, slots, rows, scale=self.scale, out=out).mass
+
 
 @dataclass(frozen=True)
 class Observation:

@@ -34,6 +34,7 @@ class Wanted:
         answers: greedy answers to judge by.
         first_layers, rules, top_ps: what is tried, of rules those that there are.
         limits: of the gate.
+        train_steps: of training the fitted weights end to end, of one text each; 0 for none.
         min_tokens: fewer that could be guided are not worth it.
         seed: of texts, facts and random masks.
     """
@@ -50,6 +51,7 @@ class Wanted:
     first_layers: tuple[int, ...] = (1, 2, 3)
     rules: tuple[Rule, ...] = (Rule.UNIFORM, Rule.ONE_HOT, Rule.FITTED, Rule.TRAINED)
     top_ps: tuple[float, ...] = (0.85, 0.9, 0.95, 0.97)
+    train_steps: int = 0
     limits: Limits = field(default_factory=Limits)
     min_tokens: int = 512
     seed: int = 0
@@ -64,6 +66,7 @@ class Calibrated:
         profile: of all layers.
         alignment, other: the one that was taken, and what suffixes or order would have given.
         maps: mixtures fitted to whole maps.
+        losses: of every step of training.
         tried: every candidate on the texts to choose by.
         chosen: the one that leaves out most within the limits; if none is, the one that is nearest to the dense run.
         weights: [H_S, H_R] of each guided receiver layer, as the chosen rule mixes.
@@ -79,6 +82,7 @@ class Calibrated:
     alignment: Alignment
     other: Alignment
     maps: Mapping[int, MapFit]
+    losses: tuple[float, ...]
     tried: Mapping[Candidate, Tried]
     chosen: Candidate
     weights: Mapping[int, torch.Tensor]

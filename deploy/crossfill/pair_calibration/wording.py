@@ -59,6 +59,13 @@ def sentences(found: Calibrated) -> Iterator[str]:
     )
     share = statistics.fmean(one.variation for layer, one in found.maps.items() if layer in guided)
     yield f"Whole maps differ from their best mixtures by {share:.2f} on average: so far map reuse would be wrong."
+    if found.losses:
+        third = max(1, len(found.losses) // 3)
+        first, last = (statistics.fmean(part) for part in (found.losses[:third], found.losses[-third:]))
+        yield (
+            f"Training in {len(found.losses)} steps brought the divergence of what is said after a guided text from "
+            f"{first:.4f} to {last:.4f} nats (mean of the first and of the last {third})."
+        )
     recall = {mask: found.verdicts.recall(mask) for mask in Mask}
     yield (
         f"Facts in the prefix are recalled in {recall[Mask.DENSE]:.0%} of cases densely, {recall[Mask.GUIDED]:.0%} "

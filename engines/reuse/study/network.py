@@ -43,6 +43,8 @@ class Network:
         self.loaded = loaded
         self.tokenizer = loaded.tokenizer
         self._model = loaded.model
+        # It is studied, never trained: gradients pass through it and stay nowhere.
+        self._model.requires_grad_(False)
         self._attend: Attend = dense
         import_transformers("study a pair").AttentionInterface.register(_NAME, _call)
         self._model.set_attn_implementation(_NAME)
@@ -68,10 +70,10 @@ class Network:
         dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return int(2 * config.num_key_value_heads * dim)
 
-    def hidden(self, tokens: Sequence[int], attend: Attend) -> torch.Tensor:
-        """Last hidden states [T, D] of a text."""
+    def hidden(self, tokens: Sequence[int], attend: Attend, *, grad: bool = False) -> torch.Tensor:
+        """Last hidden states [T, D] of a text; with `grad`, gradients pass from them into what `attend` computes."""
         self._attend = attend
-        with torch.inference_mode():
+        with torch.inference_mode(not grad):
             found: torch.Tensor = self._model.model(torch.tensor([list(tokens)]), use_cache=False).last_hidden_state[0]
         return found
 
@@ -112,11 +114,11 @@ class Network:
         hidden: torch.Tensor = output.last_hidden_state[0]
         return hidden
 
-    def log_probabilities(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Of the next token [n, V], from last hidden states [n, D]."""
-        with torch.inference_mode():
+    def log_probabilities(self, hidden: torch.Tensor, *, grad: bool = False) -> torch.Tensor:
+        """Of the next token [n, V], from last hidden states [n, D]; with `grad`, gradients pass."""
+        with torch.inference_mode(not grad):
             logits: torch.Tensor = self._model.lm_head(hidden)
-        return logits.float().log_softmax(dim=-1)
+            return logits.float().log_softmax(dim=-1)
 
     def compute(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float

@@ -132,13 +132,14 @@ def test_a_pair_is_calibrated_and_its_artifact_says_so(folders, tmp_path):
         ("large", folders["tiny-llama"]),
         ("small", folders["tiny-qwen3"]),
         built_in(),
-        replace(SMALL, limits=LAX),
+        replace(SMALL, limits=LAX, train_steps=2),
         kept=tmp_path / "steps",
         progress=lambda stage, done, total: seen.append((stage, done, total)),
     )
     assert found.chosen in found.tried
-    # Two first layers, three rules, two top-p; and what was tried of groups of layers.
-    assert sum(not one.layer_top_p for one in found.tried) == 2 * 3 * 2
+    # Two first layers, four rules, two top-p; and what was tried of groups of layers.
+    assert sum(not one.layer_top_p for one in found.tried) == 2 * 4 * 2
+    assert len(found.losses) == 2
     best = max(found.tried, key=lambda one: found.tried[one].saved(one, found.receiver.layers))
     assert found.chosen == best
     assert {one.purpose for one in found.data} == set(Purpose)
@@ -147,6 +148,7 @@ def test_a_pair_is_calibrated_and_its_artifact_says_so(folders, tmp_path):
         "comparing layers",
         "fitting weights",
         "fitting maps",
+        "training weights",
         "trying candidates",
         "trying groups of layers",
         "trying combinations",
@@ -164,7 +166,7 @@ def test_a_pair_is_calibrated_and_its_artifact_says_so(folders, tmp_path):
     assert dict(found.chosen.layer_top_p) == manifest.layer_top_p
     # Random models may be no better than a mask of the nearest blocks.
     assert all(one.passed or "over" in one.name or "beyond" in one.name for one in manifest.gate)
-    ways = {"guided", "random", "sink + window", UNION, *(rule.value for rule in Rule if rule is not Rule.TRAINED)}
+    ways = {"guided", "random", "sink + window", UNION, *(rule.value for rule in Rule)}
     assert set(found.verdicts.compared) == ways - {found.chosen.rule.value}
     assert all(len(found.verdicts.divergence[name]) == 4 for name in (*found.verdicts.compared, after(4), after(8)))
     assert {len(scores) for scores in found.verdicts.rouge.values()} == {2}
@@ -206,6 +208,24 @@ def test_a_calibration_that_is_ended_goes_on_where_it_was(folders, tmp_path, mon
     ended.clear()
     calibrate(*models, built_in(), replace(wanted, seed=1), kept=tmp_path)
     assert ended
+
+
+def test_training_that_is_ended_goes_on_with_its_next_step(folders, tmp_path):
+    models = ("large", folders["tiny-llama"]), ("small", folders["tiny-qwen3"])
+    wanted = replace(SMALL, rules=(Rule.TRAINED,), top_ps=(0.9,), first_layers=(3,), train_steps=4, limits=LAX)
+
+    def end(stage, done, total):
+        if stage == "training weights" and done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate(*models, built_in(), wanted, kept=tmp_path, progress=end)
+    seen = []
+    found = calibrate(*models, built_in(), wanted, kept=tmp_path, progress=lambda *step: seen.append(step))
+    assert [done for stage, done, _ in seen if stage == "training weights"] == [2, 3, 4]
+    whole = calibrate(*models, built_in(), wanted)
+    assert found.losses == pytest.approx(whole.losses, rel=1e-5)
+    assert found.seconds["train weights"] > 0
 
 
 def test_where_nothing_is_good_enough_the_nearest_is_judged_and_refused(folders):
