@@ -13,13 +13,14 @@ import json
 import random
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from engines.errors import CalibrationDataError
 from engines.models.generation import token_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 _DIGEST_BYTES = 16
@@ -111,6 +112,9 @@ def _docstrings() -> tuple[str, ...]:
 def read_sources(path: Path, tokenizer: Any) -> tuple[Source, ...]:
     """The user's own documents, dealt out: five of ten to fit, two to choose and three to judge by.
 
+    A document that another one begins with, as the first turns of a conversation do, is left out, and so is one that is
+    there twice: what is judged by would have been fitted to.
+
     Args:
         path: a text, whose parts between empty lines are documents; or JSONL of `{"text": str}` or
             `{"messages": [{"role": str, "content": str}, …]}`.
@@ -120,16 +124,18 @@ def read_sources(path: Path, tokenizer: Any) -> tuple[Source, ...]:
         CalibrationDataError: the file cannot be read, a line is none of these, or there are too few documents.
     """
     try:
-        content = path.read_text(encoding="utf-8")
+        # With or without the mark that some editors put first.
+        content = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise CalibrationDataError(f"{path}: cannot be read as UTF-8 text: {error}") from error
-    if path.suffix == ".jsonl":
-        lines = [(number, line) for number, line in enumerate(content.splitlines(), 1) if line.strip()]
-        documents = [_document(path, number, line, tokenizer) for number, line in lines]
+    if path.suffix.lower() == ".jsonl":
+        # Not `splitlines`: strings of JSON may hold U+2028 and other line ends as they are.
+        lines = [(number, line) for number, line in enumerate(content.split("\n"), 1) if line.strip()]
+        documents = _apart(_document(path, number, line, tokenizer) for number, line in lines)
     else:
-        documents = [part for part in content.split("\n\n") if part.strip()]
+        documents = _apart(([part], part) for part in content.split("\n\n"))
     if len(documents) < 10:
-        raise CalibrationDataError(f"{path}: has {len(documents)} documents, ten are needed at the least")
+        raise CalibrationDataError(f"{path}: has {len(documents)} different documents, ten are needed at the least")
     # In an order that depends on nothing but what they say.
     documents.sort(key=lambda text: hashlib.blake2b(text.encode(), digest_size=8).digest())
     dealt: dict[Purpose, list[str]] = {purpose: [] for purpose in Purpose}
@@ -139,13 +145,23 @@ def read_sources(path: Path, tokenizer: Any) -> tuple[Source, ...]:
     return tuple(Source(purpose, path.name, tuple(own)) for purpose, own in dealt.items())
 
 
-def _document(path: Path, number: int, line: str, tokenizer: Any) -> str:
+def _apart(documents: Iterable[tuple[Sequence[Any], str]]) -> list[str]:
+    """Texts of those whose parts (turns, or the text itself) another one does not have or begin with."""
+    # The list without its end, such that one that goes on begins so and stands right behind in the order of strings.
+    keyed = {json.dumps(parts, separators=(",", ":"))[:-1] + ",": text for parts, text in documents if text.strip()}
+    return [keyed[one] for one, after in pairwise((*sorted(keyed), "")) if not after.startswith(one)]
+
+
+def _document(path: Path, number: int, line: str, tokenizer: Any) -> tuple[Sequence[Any], str]:
+    """What a line is made of, and the text of it."""
     try:
         told = json.loads(line)
-    except ValueError as error:
-        raise CalibrationDataError(f"{path}:{number}: not JSON: {error}") from error
+        # Half of a surrogate pair, as in `"\\ud800"`, is no text.
+        json.dumps(told, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise CalibrationDataError(f"{path}:{number}: not JSON of text: {error}") from error
     if isinstance(told, dict) and isinstance(text := told.get("text"), str):
-        return text
+        return [text], text
     messages = told.get("messages") if isinstance(told, dict) else None
     if not isinstance(messages, list) or not messages:
         raise CalibrationDataError(f"{path}:{number}: want an object with `text` or `messages`")
@@ -154,7 +170,7 @@ def _document(path: Path, number: int, line: str, tokenizer: Any) -> str:
     except Exception as error:
         # Templates raise what they like.
         raise CalibrationDataError(f"{path}:{number}: the chat template refuses these messages: {error}") from error
-    return rendered
+    return messages, rendered
 
 
 def cut(source: Source, tokenizer: Any, *, tokens: int, count: int, seed: int) -> Passages:

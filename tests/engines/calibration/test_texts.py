@@ -59,9 +59,13 @@ def test_messages_are_put_into_the_chat_template(tmp_path, tokenizer):
     [
         ('{"text": "a"}\n{"text": 1}', ":2: want an object"),
         ("{", ":1: not JSON"),
+        ("[" * 100_000, ":1: not JSON"),
+        (r'{"text": "\ud800"}', ":1: not JSON of text"),
         ('{"messages": []}', ":1: want an object"),
         ('{"messages": [{"content": "x"}]}', ":1: the chat template refuses"),
-        ('{"text": "a"}', "has 1 documents, ten are needed"),
+        ('{"text": "a"}', "has 1 different documents, ten are needed"),
+        ("\n".join(['{"text": "a"}'] * 20), "has 1 different documents, ten are needed"),
+        ("\n".join(['{"text": ""}'] * 20), "has 0 different documents, ten are needed"),
     ],
 )
 def test_lines_that_cannot_be_used_are_said(tmp_path, tokenizer, text, said):
@@ -69,6 +73,34 @@ def test_lines_that_cannot_be_used_are_said(tmp_path, tokenizer, text, said):
     path.write_text(text)
     with pytest.raises(CalibrationDataError, match=said):
         read_sources(path, tokenizer)
+
+
+def test_a_document_that_is_there_twice_is_used_for_one_purpose(tmp_path, tokenizer):
+    lines = [{"text": f"document {number:02}"} for number in range(20)]
+    path = write_lines(tmp_path / "data.jsonl", [*lines, *[lines[0]] * 30])
+    documents = [document for source in read_sources(path, tokenizer) for document in source.documents]
+    assert sorted(documents) == [line["text"] for line in lines]
+
+
+def test_of_a_conversation_that_goes_on_only_the_whole_is_used(tmp_path, tokenizer):
+    turns = [
+        [{"role": role, "content": f"talk {talk}, turn {turn}"} for turn in range(3) for role in ("user", "assistant")]
+        for talk in range(12)
+    ]
+    lines = [{"messages": talk[:turn]} for talk in turns for turn in (2, 4, 6)]
+    sources = read_sources(write_lines(tmp_path / "data.jsonl", lines), tokenizer)
+    documents = [document for source in sources for document in source.documents]
+    assert len(documents) == 12
+    assert all("turn 2" in document for document in documents)
+
+
+@pytest.mark.parametrize("name", ["data.jsonl", "DATA.JSONL"])
+def test_line_ends_within_strings_and_of_other_systems_are_no_fault(tmp_path, tokenizer, name):
+    texts = [f"document {number}\u2028\u0085 goes on" for number in range(10)]
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in texts]
+    (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + "\r\n".join([*lines, ""]).encode())
+    sources = read_sources(tmp_path / name, tokenizer)
+    assert sorted(document for source in sources for document in source.documents) == texts
 
 
 def test_a_file_that_is_no_text_is_said(tmp_path, tokenizer):
