@@ -293,21 +293,6 @@ def test_the_sender_that_left_more_is_taken(left, start, store):
     assert worker.engine.outcome("s").endswith("sender=large")
 
 
-def test_what_a_sender_that_is_not_taken_left_is_held_no_longer(left, start, store):
-    other = LARGE.model_copy(update={"name": "other"})
-    layers = tuple(sorted(set(make_pair().guided.values())))
-    second = start(ReuseSettings(model=other, publish=layers, store=StoreSettings(url="memory://")), seed=3)
-    second.arrive("second", TOKENS)
-    second.prefill("second", TOKENS)
-    pairs = (make_pair(), make_pair(sender=other))
-    worker = start(ReuseSettings(model=SMALL, pairs=pairs, store=StoreSettings(url="memory://"), wait_s=30), seed=2)
-    worker.arrive("r", TOKENS)
-    worker.wait()
-    assert worker.fetcher._held.size_bytes > 0
-    assert worker.engine.admit("r", 0, TOTAL) is None
-    assert worker.fetcher._held.size_bytes == 0
-
-
 def test_shuffled_masses_of_the_right_density_are_not_the_same(left, receive):
     """The control of the tests above: they can tell one mask from another."""
     masses = expected(left, GUIDED[0] + 2, 5)
