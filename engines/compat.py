@@ -42,6 +42,7 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "sglang.srt.plugins.hook_registry:HookRegistry._patched": (),
     "sglang.srt.managers.scheduler:Scheduler._create_generation_req": ("recv_req",),
     "sglang.srt.managers.scheduler:Scheduler.abort_request": ("recv_req",),
+    "sglang.srt.managers.scheduler:Scheduler.send_abort_output": ("abort_req", "req"),
     **dict.fromkeys(
         (
             f"sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager.update_weights_from_{s}"

@@ -94,6 +94,12 @@ class SchedulerHooks:
             self.engine.forget_all("" if abort.abort_all else abort.rid)
 
     @_harmless
+    def before_abort_output(self, scheduler: Any, abort: Any, request: Any) -> None:
+        """BEFORE `Scheduler.send_abort_output`: it ends without a turn (a full queue, retracted for good)."""
+        if self.engine is not None:
+            self.engine.forget(request.rid)
+
+    @_harmless
     def after_retract(self, result: None, request: Any) -> None:
         """AFTER `Req.reset_for_retract`: it will be prefilled again, with what it has answered so far."""
         if self.engine is not None:
@@ -267,7 +273,7 @@ def _refused_stream(adapted: Any, outcome: str | None) -> str | None:
     asked = read_asked({_KEY: word} if word is not None else None)
     required = asked is not None and asked.mode is Mode.REQUIRE and adapted.stream
     refused = outcome is not None and outcome.endswith(_REFUSED_MARK)
-    return _why(str(outcome).partition("reason=")[2].removesuffix(_REFUSED_MARK)) if required and refused else None
+    return _why(str(outcome).partition("reason=")[2].partition(";")[0]) if required and refused else None
 
 
 def _why(reason: str) -> str:

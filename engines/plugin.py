@@ -77,6 +77,7 @@ def _hooks() -> "dict[str, tuple[str, Callable[..., Any]]]":
     return {
         f"{managers}.scheduler.Scheduler._create_generation_req": ("AFTER", scheduler.after_create),
         f"{managers}.scheduler.Scheduler.abort_request": ("BEFORE", scheduler.before_abort),
+        f"{managers}.scheduler.Scheduler.send_abort_output": ("BEFORE", scheduler.before_abort_output),
         f"{managers}.schedule_batch.Req.reset_for_retract": ("AFTER", scheduler.after_retract),
         **{
             f"{updater}.update_weights_from_{source}": ("BEFORE", scheduler.before_weights)

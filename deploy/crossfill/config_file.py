@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from crossfill.config import StackConfig, StackModel
+from crossfill.errors import StartError
 from crossfill.reuse_plan import reuse_settings
+from engines.errors import PairArtifactError
 from engines.models.catalogue import CATALOGUE
 from engines.models.prepare import DEFAULT_ROOT
+from engines.reuse.artifact import read_manifest, read_weights
 from router.config import ModelConfig, RouterConfig, RouterSections, load_yaml
 from router.config.yaml_file import read_mapping
 from router.decision.decider import build_scorer
@@ -37,7 +40,9 @@ def check_files(config: RouterSections) -> None:
 
 
 def check_pairs(config: RouterSections, models_root: Path = DEFAULT_ROOT) -> None:
-    """Compare the models of a stack's pairs, as far as they are there already. Raises StartError if a pair cannot work.
+    """Read the artifacts of a stack's pairs, and compare the models, as far as they are there already.
+
+    Raises StartError if an artifact cannot be used or a pair cannot work.
 
     Args:
         config: of a stack; of a router, which has none.
@@ -45,11 +50,21 @@ def check_pairs(config: RouterSections, models_root: Path = DEFAULT_ROOT) -> Non
     """
     if not isinstance(config, StackConfig):
         return
+    for pair in config.reuse.pairs:
+        if pair.artifact is not None:
+            _check_artifact(pair.artifact)
     sources = {model.name: model.source for model in config.models if model.source is not None}
     folders = {source: models_root / source if source in CATALOGUE else Path(source) for source in sources.values()}
     there = {name for name, source in sources.items() if folders[source].is_dir()}
     pairs = tuple(pair for pair in config.reuse.pairs if {pair.sender, pair.receiver} <= there)
     reuse_settings(config.model_copy(update={"reuse": config.reuse.model_copy(update={"pairs": pairs})}), folders)
+
+
+def _check_artifact(folder: Path) -> None:
+    try:
+        read_weights(folder, read_manifest(folder))
+    except PairArtifactError as error:
+        raise StartError(f"reuse.pairs: {error}") from error
 
 
 def effective(config: StackConfig | RouterConfig) -> JsonObject:

@@ -211,8 +211,9 @@ def _opened(url: str | None, *, make: bool = False) -> Iterator["Backend"]:
 
 def _whole(backend: "Backend", revision: str | None) -> str | None:
     """The one revision in the store that begins so; as it is, if it is there itself or nothing begins so."""
-    if revision is None:
-        return None
+    # Of an empty variable of a script everything would begin so.
+    if not revision:
+        return revision
     revisions = {scope.info.revision for scope in backend.stats().scopes}
     begun = sorted(one for one in revisions if one.startswith(revision))
     if len(begun) > 1 and revision not in begun:

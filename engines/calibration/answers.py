@@ -48,17 +48,16 @@ def _f_measure(common: int, own: int, right: int) -> float:
     return 2 * common / (own + right) if common else 0.0
 
 
-def ask(pair: Pair, asked: Sequence[Needle], tokens: int, seed: int) -> dict[Mask, list[str]]:
+def ask(pair: Pair, asked: Sequence[Needle], prose: Sequence[int]) -> dict[Mask, list[str]]:
     """Greedy answers to all questions about one text, after a dense and after a guided prefix.
 
     Args:
         pair: as it is to be used.
-        asked: facts that stand in the text.
-        tokens: of the text, some.
-        seed: of the text.
+        asked: facts that are put into the text.
+        prose: of the text, token ids.
     """
     tokenizer = pair.receiver.tokenizer
-    prompts = inquiries(tokenizer, asked, tokens, seed)
+    prompts = inquiries(tokenizer, asked, prose)
     # What all begin with; of each a token is left.
     shortest = min(map(len, prompts)) - 1
     places = enumerate(zip(*(one[:shortest] for one in prompts), strict=True))

@@ -290,11 +290,12 @@ def _recalls(work: _Work, models: Models, candidate: Candidate) -> bool:
     seed = wanted.seed + 1
     judge = Judge(models.pair(candidate), (), wanted.tail, seed, controls=())
     asked = in_conversations(work.needles(wanted.choice_needles, seed))
-    given = [_told(models, candidate), seed, wanted.choice_needles, wanted.tokens]
-    found = Verdicts()
-    for number, group in enumerate(asked, 1):
-        find = partial(judge.remember, group, wanted.tokens, number)
-        found.add_conversation(work.journal.get("recall", [number, given], find))
+    given = [_told(models, candidate), seed, wanted.choice_needles]
+    found, texts = Verdicts(), work.texts(Purpose.CHOICE)
+    for number, group in enumerate(asked):
+        prose = texts[number % len(texts)][: wanted.tokens]
+        find = partial(judge.remember, group, prose, number)
+        found.add_conversation(work.journal.get("recall", [number, list(prose), given], find))
     lost = sum(found.recalled[Mask.DENSE]) - sum(found.recalled[Mask.GUIDED])
     return lost <= max(1, int(wanted.limits.recall * wanted.choice_needles))
 
@@ -312,18 +313,18 @@ def _judge(work: _Work, models: Models, chosen: Candidate) -> Verdicts:
     questions = in_conversations(work.needles(wanted.answers, wanted.seed + 2))
     for number in work_on(len(texts) + len(groups) + len(questions), "judging", work.progress):
         place = number - len(texts)
+        name, text = texts[place % len(texts)]
+        prose = text[: wanted.gate_tokens]
         if place < 0:
-            name, text = texts[number]
             find = partial(judge.read, text, number)
             found.add_text(name, work.journal.get("judge texts", [number, list(text), given], find))
         elif place < len(groups):
-            find = partial(judge.remember, groups[place], wanted.gate_tokens, number)
-            told = [number, wanted.needles, place, given]
+            find = partial(judge.remember, groups[place], prose, number)
+            told = [number, list(prose), wanted.needles, place, given]
             found.add_conversation(work.journal.get("judge recall", told, find))
         else:
-            group = questions[place - len(groups)]
-            find = partial(judge.ask, group, wanted.gate_tokens, number)
-            told = [number, wanted.answers, place, given]
+            find = partial(judge.ask, questions[place - len(groups)], prose)
+            told = [list(prose), wanted.answers, place, given]
             found.add_answers(work.journal.get("judge answers", told, find))
     return found
 

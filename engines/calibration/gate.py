@@ -148,8 +148,10 @@ def _above(name: str, limit: float, values: Sequence[float]) -> Measured:
 
 
 def _fallen(name: str, scores: dict[str, list[float]] | dict[str, list[bool]], limit: float) -> Measured:
-    lost = statistics.fmean(scores[Mask.DENSE]) - statistics.fmean(scores[Mask.GUIDED])
-    return _measured(name, limit, lost, None, lost <= limit + 1e-9)
+    dense = statistics.fmean(scores[Mask.DENSE])
+    lost = dense - statistics.fmean(scores[Mask.GUIDED])
+    # Where the dense run knows nothing either, nothing is shown.
+    return _measured(name, limit, lost, None, dense > 0 and lost <= limit + 1e-9)
 
 
 def _against(found: Verdicts, rival: str) -> Measured:

@@ -12,6 +12,7 @@ from crossfill_kernels.rows import BLOCK
 from engines.calibration.answers import ask, f1, rouge_l
 from engines.calibration.rivals import as_dense
 from engines.calibration.switches import SWITCHES, Talk
+from engines.errors import CalibrationFitError
 from engines.reuse.study.masks import Mask
 from engines.reuse.study.network import dense
 from engines.reuse.study.pair import Planned, Sparse
@@ -62,6 +63,9 @@ class Judge:
         Args:
             text: whole row blocks, and its tail.
             number: of the text.
+
+        Raises:
+            CalibrationFitError: a divergence is not finite.
         """
         prefix, receiver = len(text) - self.tail, self.pair.receiver
         runs = self._runs(text, prefix, number)
@@ -69,7 +73,10 @@ class Judge:
 
         def apart(hidden: torch.Tensor, rows: slice) -> npt.NDArray[np.generic]:
             exact, own = (receiver.log_probabilities(one[rows]) for one in (dense_hidden, hidden))
-            return np.asarray(distance(exact, own))
+            far = np.asarray(distance(exact, own))
+            if not np.isfinite(far).all():
+                raise CalibrationFitError(f"text {number + 1}: {receiver.layers} layers say no numbers")
+            return far
 
         found: Figures = {"density": np.array([*runs.densities.values()])}
         for name, attend in self._ways(runs, prefix):
@@ -82,18 +89,25 @@ class Judge:
             found[after(switches)] = apart(hidden, slice(answer.start - 1, answer.stop - 1))
         return found
 
-    def remember(self, asked: Sequence[Needle], tokens: int, number: int) -> Figures:
-        """Whether each fact of a conversation is recalled, by each way and the dense one; and `density`."""
-        talk = recollection(self.pair.receiver.tokenizer, asked, tokens, self.seed + number)
+    def remember(self, asked: Sequence[Needle], prose: Sequence[int], number: int) -> Figures:
+        """Whether each fact of a conversation is recalled, by each way and the dense one; and `density`.
+
+        Args:
+            asked: the facts.
+            prose: of the conversation, as many tokens, whole row blocks.
+            number: of the conversation.
+        """
+        tokens = len(prose)
+        talk = recollection(self.pair.receiver.tokenizer, asked, tokens, self.seed + number, prose)
         runs = self._runs(talk.tokens, tokens, number)
         ways = [(Mask.DENSE.value, dense), *self._ways(runs, tokens)]
         hidden = ((name, self.pair.receiver.hidden(talk.tokens, attend)) for name, attend in ways)
         found = {name: np.asarray(recalled(self.pair.receiver, one, talk)) for name, one in hidden}
         return {"density": np.array([*runs.densities.values()]), **found}
 
-    def ask(self, asked: Sequence[Needle], tokens: int, number: int) -> Figures:
-        """ROUGE-L and F1 [questions, 2] of greedy answers, dense and guided."""
-        said = ask(self.pair, asked, tokens, self.seed + number)
+    def ask(self, asked: Sequence[Needle], prose: Sequence[int]) -> Figures:
+        """ROUGE-L and F1 [questions, 2] of greedy answers to facts in prose, dense and guided."""
+        said = ask(self.pair, asked, prose)
         return {
             mask.value: np.array(
                 [(rouge_l(one, of.fact), f1(one, of.fact)) for one, of in zip(answers, asked, strict=True)]

@@ -29,6 +29,8 @@ MANIFEST, WEIGHTS = "pair.json", "weights.safetensors"
 _DIGEST_BYTES = 16
 # Of a column of weights in float32, whose sum is to be 1.
 _SUM_TOLERANCE = 1e-4
+# Of an identity, what two models that are the same have in common.
+_PARTS = ("revision", "tokenizer", "layers", "heads")
 
 LayerNumber = Annotated[int, Field(ge=0)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -124,8 +126,9 @@ class Manifest(_Part):
 
 
 def _same(calibrated: ModelIdentity, served: ModelIdentity) -> bool:
-    # Templates make prompts, which attention does not depend on.
-    return (calibrated.revision, calibrated.tokenizer) == (served.revision, served.tokenizer)
+    # Templates make prompts, which attention does not depend on. Layers and heads follow from the revision, but the
+    # shapes of weights are checked by what the manifest says of them.
+    return all(getattr(calibrated, part) == getattr(served, part) for part in _PARTS)
 
 
 def write_artifact(folder: Path, manifest: Manifest, weights: Mapping[int, Matrix]) -> Manifest:
@@ -186,7 +189,10 @@ def read_weights(folder: Path, manifest: Manifest) -> dict[int, Matrix]:
     try:
         if _digest(path) != manifest.weights_digest:
             raise PairArtifactError(f"{path}: is not the file that {MANIFEST} was written with; calibrate again")
-        weights = {int(tensor.name): _as_float32(tensor) for tensor in read(path)}
+        tensors = read(path)
+        weights = {int(tensor.name): _as_float32(tensor) for tensor in tensors}
+        if len(weights) < len(tensors):
+            raise ValueError("two tensors are of one layer")
     except OSError as error:
         raise PairArtifactError(f"{path}: cannot be read: {error.strerror}") from error
     except (ValueError, KeyError) as error:

@@ -24,20 +24,25 @@ if TYPE_CHECKING:
     from engines.reuse.settings import ModelIdentity, PairSettings
 
 
+# What a worker was told from the manifest; a worker that starts again may find that of a later calibration.
+_OF_BOTH = ("layers", "first_layer", "top_p", "layer_top_p", "layer_density", "min_tokens", "max_density")
+
+
 def mixtures(pair: PairSettings, receiver: ModelIdentity) -> dict[int, torch.Tensor]:
     """Of each guided receiver layer float32 [H_S, H_R]: how much of each sender head is in each head of the receiver.
 
     Columns sum to 1.
 
     Raises:
-        PairArtifactError: fitted weights cannot be read, or are of other models.
+        PairArtifactError: fitted weights cannot be read, or are no longer those that the worker was told of.
     """
     if pair.artifact is None:
         same = torch.eye(receiver.heads) if pair.weights is Weights.IDENTITY else _uniform(pair.sender.heads, receiver)
         return dict.fromkeys(pair.guided, same)
     folder = Path(pair.artifact)
     manifest = read_manifest(folder)
-    if not manifest.is_of(pair.sender, receiver) or manifest.layers != pair.layers:
+    as_told = all(getattr(manifest, name) == getattr(pair, name) for name in _OF_BOTH)
+    if not (as_told and manifest.passed and manifest.is_of(pair.sender, receiver)):
         raise PairArtifactError(f"{folder}: was changed since this worker was told of it; start again")
     return {layer: torch.tensor(matrix) for layer, matrix in read_weights(folder, manifest).items()}
 

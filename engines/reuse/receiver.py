@@ -141,7 +141,9 @@ class Receiver:
             found = self._best(pending, prefix, total, started_s + patience.answer_s)
             if isinstance(found, Refusal):
                 return found
-            # The others are read while the first ones are computed.
+            # Nobody takes what the others left; it would only hold room.
+            Pending(tuple(one for one in pending.fetches if one[1] is not found.fetch)).end()
+            # Further layers are read while the first ones are computed.
             first = next(iter(found.pair.guided.values()))
             found.fetch.wait_for(first, started_s + patience.layer_s - self._clock())
             return self._gate(found)
@@ -186,7 +188,7 @@ class Receiver:
     def _gate(self, choice: _Choice) -> Plan | Refusal:
         pair, fetch = choice.pair, choice.fetch
         plan = Plan(pair, choice.pages, 1.0, fetch)
-        came = {layer: plan.layer(layer) for layer in pair.guided if fetch.ready(pair.guided[layer])}
+        came = {layer: plan.layer(layer) for layer in pair.guided if plan.has_come(layer)}
         kept = {layer: one.density(choice.pages) for layer, one in came.items() if one is not None}
         if not kept:
             return Refusal.MALFORMED if came else _ENDED.get(fetch.end or FetchEnd.DEADLINE, Refusal.STORE_SLOW)

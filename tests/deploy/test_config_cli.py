@@ -2,11 +2,14 @@ import json
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
 import yaml
 
 from crossfill.config import StackConfig
 from crossfill.config_file import effective, load_any, schema_of
+from engines.reuse.artifact import WEIGHTS, Manifest, write_artifact
+from engines.reuse.settings import ModelIdentity
 from router.config import RouterConfig, load_yaml
 from router.errors import ConfigError
 
@@ -113,6 +116,26 @@ def test_pairs_of_models_that_are_there_are_compared_with_them(crossfill, write,
     ended = crossfill("config", "check", path)
     assert ended.returncode == (fault is not None)
     assert fault is None or ended.stderr.startswith(f"crossfill: {path}: {fault}")
+
+
+def test_artifacts_are_read_whether_their_models_are_there_or_not(crossfill, write, tmp_path):
+    models = [{"name": name, "source": f"org/{name}"} for name in ("large", "small")]
+    pairs = [{"sender": "large", "receiver": "small", "artifact": "pairs/here"}]
+    path = write(yaml.safe_dump({"models": models, "reuse": {"pairs": pairs}}))
+    told = crossfill("config", "check", path)
+    assert told.returncode == 1
+    assert f"{path}: reuse.pairs: {path.parent}/pairs/here/pair.json: cannot be read" in told.stderr
+    large, small = (
+        ModelIdentity(name=name, revision=name, tokenizer="t", template="", layers=3, heads=1)
+        for name in ("large", "small")
+    )
+    manifest = Manifest(
+        sender=large, receiver=small, layers=(0, 1, 2), first_layer=1, top_p=0.9, min_tokens=64, max_density=1
+    )
+    write_artifact(path.parent / "pairs/here", manifest, {1: np.ones((1, 1), np.float32)})
+    assert crossfill("config", "check", path).returncode == 0
+    (path.parent / "pairs/here" / WEIGHTS).write_bytes(b"")
+    assert "calibrate again" in crossfill("config", "check", path).stderr
 
 
 @pytest.mark.parametrize("away", ["org/model", "smollm2-135m-instruct"])

@@ -244,6 +244,14 @@ def test_aborted_requests_are_forgotten(all_of_them, prefix):
     assert hooks.engine.calls == [("forget_all", prefix)]
 
 
+def test_a_request_that_ends_without_a_turn_is_forgotten():
+    hooks = SchedulerHooks()
+    hooks.before_abort_output(None, SimpleNamespace(rid="r"), request())
+    hooks.engine = Engine()
+    hooks.before_abort_output(None, SimpleNamespace(rid="r"), request())
+    assert hooks.engine.calls == [("forget", "r")]
+
+
 def test_a_hook_that_fails_is_logged_and_the_request_goes_on(caplog):
     hooks = SchedulerHooks()
     hooks.engine = Engine()
@@ -310,6 +318,8 @@ async def test_a_stream_that_required_reuse_and_was_refused_is_a_conflict():
     message, kind, status = (await answered(hooks, "require", **refused))[0]
     assert (kind, int(status)) == ("ReuseRefused", 409)
     assert message.endswith(": too_short")
+    approximate = "fallback; reason=too_dense; prefix_hops=1; refused=yes"
+    assert (await answered(hooks, "require", outcome=approximate))[0][0].endswith(": too_dense")
     # Who allows reuse is not refused, nor who found the prompt in the worker's own cache.
     assert (await answered(hooks, "allow", **refused))[0] == "answer"
     assert (await answered(hooks, "require"))[0] == "answer"

@@ -52,8 +52,12 @@ class Recollection:
     values: Sequence[range]
 
 
-def recollection(tokenizer: Any, asked: Sequence[Needle], tokens: int, seed: int) -> Recollection:
+def recollection(
+    tokenizer: Any, asked: Sequence[Needle], tokens: int, seed: int, prose: Sequence[int] | None = None
+) -> Recollection:
     """A conversation of exactly `tokens` tokens: prose with the facts at even depths, then questions and answers.
+
+    The prose is `prose`, of as many tokens at the least; without it, held-out topics in an order of `seed`.
 
     A row that is computed from few keys has to find the value in the prose and to say it, so questions and answers must
     lie where a mask applies: a tail that is computed densely would find them whatever was done to the prefix.
@@ -62,7 +66,7 @@ def recollection(tokenizer: Any, asked: Sequence[Needle], tokens: int, seed: int
         ValueError: the questions leave no room for prose.
     """
     turns = [_about_the_text(one) for one in asked]
-    spare = passage(tokenizer, tokens, seed)
+    spare = passage(tokenizer, tokens, seed) if prose is None else list(prose[:tokens])
     room = tokens - _length(tokenizer, _conversation(tokenizer, [], turns, asked))
     # Tokens at seams may join or part; the loop settles it.
     while room > 0:
@@ -76,10 +80,10 @@ def recollection(tokenizer: Any, asked: Sequence[Needle], tokens: int, seed: int
     raise ValueError(f"{tokens} tokens have no room for prose beside {len(asked)} questions; ask for more tokens")
 
 
-def inquiries(tokenizer: Any, asked: Sequence[Needle], tokens: int, seed: int) -> list[list[int]]:
-    """A prompt a fact, with one question each about the same prose, some `tokens` tokens, in which all facts stand."""
-    prose = " ".join(_prose(tokenizer, passage(tokenizer, tokens, seed), asked))
-    return [token_ids(tokenizer, chat_prompt(tokenizer, f"{prose}\n\n{_about_the_text(one)}")) for one in asked]
+def inquiries(tokenizer: Any, asked: Sequence[Needle], prose: Sequence[int]) -> list[list[int]]:
+    """A prompt a fact, with one question each about the same prose, token ids, between which all facts are put."""
+    text = " ".join(_prose(tokenizer, prose, asked))
+    return [token_ids(tokenizer, chat_prompt(tokenizer, f"{text}\n\n{_about_the_text(one)}")) for one in asked]
 
 
 def _about_the_text(asked: Needle) -> str:

@@ -63,7 +63,9 @@ class Runs:
 
 def distance(exact: torch.Tensor, found: torch.Tensor) -> tuple[float, float]:
     """Mean KL in nats of log-probabilities [n, V] from exact ones; the share of rows that agree on the next token."""
-    divergence = (exact.exp() * (exact - found)).sum(dim=-1).mean()
+    # A token that the exact run rules out adds nothing, and 0 · ∞ is no number.
+    terms = (exact.exp() * (exact - found)).masked_fill(exact.isneginf(), 0.0)
+    divergence = terms.sum(dim=-1).mean()
     agreement = (exact.argmax(dim=-1) == found.argmax(dim=-1)).float().mean()
     return float(divergence), float(agreement)
 

@@ -67,6 +67,14 @@ def test_each_limit_can_fail(changed, failed):
     assert all(one.low is None or one.low - 1e-12 <= one.value <= one.high + 1e-12 for one in found)
 
 
+def test_where_the_dense_run_recalls_nothing_nothing_is_shown():
+    found = verdicts()
+    for name in found.recalled:
+        found.recalled[name] = [False] * 10
+    failed = {one.name for one in figures(found, Limits()) if not one.passed}
+    assert failed == {"recall lost"}
+
+
 def test_density_is_told_layer_by_layer():
     assert verdicts().layer_density == pytest.approx((0.4, 0.6))
     assert verdicts().density == pytest.approx(0.5)

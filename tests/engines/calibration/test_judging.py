@@ -74,7 +74,7 @@ def small(models_root):
 def test_answers_after_a_shared_prefix_are_those_of_whole_prompts(small):
     network = small
     asked = needles(network.loaded, count=3, tokens=NEEDLE_TOKENS, seed=0)
-    prompts = inquiries(network.tokenizer, asked, 200, 0)
+    prompts = inquiries(network.tokenizer, asked, passage(network.tokenizer, 200, 0))
     texts = [network.tokenizer.decode(ids) for ids in prompts]
     network.loaded.model.set_attn_implementation("eager")
     want = greedy(network.loaded, texts, 12, batch=1)
@@ -90,7 +90,8 @@ def test_questions_are_answered_densely_and_guided(small, models_root):
     same = {layer: torch.eye(identity.heads) for layer in range(identity.layers)}
     models = Models(small, small, identity, tuple(range(identity.layers)), {Rule.FITTED: same})
     asked = needles(small.loaded, count=4, tokens=NEEDLE_TOKENS, seed=0)
-    found = {p: ask(models.pair(Candidate(1, Rule.FITTED, p)), asked, 512, 0) for p in (0.2, 0.98)}
+    prose = passage(small.tokenizer, 512, 0)
+    found = {p: ask(models.pair(Candidate(1, Rule.FITTED, p)), asked, prose) for p in (0.2, 0.98)}
     assert all(len(answers) == 4 for said in found.values() for answers in said.values())
     assert found[0.2][Mask.DENSE] == found[0.98][Mask.DENSE] == found[0.98][Mask.GUIDED]
     assert found[0.2][Mask.GUIDED] != found[0.2][Mask.DENSE]

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 
 from engines.errors import PairArtifactError
+from engines.models.safetensors_file import array_tensor, write
 from engines.reuse.artifact import (
     MANIFEST,
     WEIGHTS,
     DataSource,
     Manifest,
     Measured,
+    _digest,
     read_manifest,
     read_weights,
     write_artifact,
@@ -73,6 +75,8 @@ def test_a_pair_passes_iff_something_was_measured_and_all_of_it_sufficed(gate, p
         ({"name": "renamed", "template": "other"}, True),
         ({"revision": "l2"}, False),
         ({"tokenizer": "u"}, False),
+        ({"heads": 4}, False),
+        ({"layers": 7}, False),
     ],
 )
 def test_an_artifact_is_of_weights_and_tokenizers_and_not_of_names(changed, same):
@@ -140,6 +144,15 @@ def test_files_that_cannot_be_used_are_said_with_their_path(tmp_path, damage, sa
     with pytest.raises(PairArtifactError, match=said) as caught:
         read_weights(tmp_path, read_manifest(tmp_path))
     assert str(tmp_path) in str(caught.value)
+
+
+def test_a_layer_with_two_matrices_is_refused(tmp_path):
+    given = weights()
+    tensors = [array_tensor(name, given[int(name)]) for name in ("2", "3", "03")]
+    write(tmp_path / WEIGHTS, tensors, lambda _done, _total: None)
+    told = manifest(weights_digest=_digest(tmp_path / WEIGHTS))
+    with pytest.raises(PairArtifactError, match="two tensors are of one layer"):
+        read_weights(tmp_path, told)
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path):

@@ -1,5 +1,7 @@
 """Pairs with fitted weights: every layer is mixed by its own, and what was not found good enough is not used."""
 
+import statistics
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,10 @@ from crossfill_kernels.guided_attention import guided_attention_reference
 from crossfill_kernels.mix_mass import mix_mass
 from crossfill_kernels.rows import rows_at
 from crossfill_kernels.select_blocks import select_blocks
-from engines.reuse.artifact import MANIFEST, WEIGHTS, Manifest, Measured, write_artifact
+from engines.reuse.artifact import MANIFEST, WEIGHTS, Manifest, Measured, read_manifest, write_artifact
 from engines.reuse.refusal import Refusal
 from engines.reuse.settings import ReuseSettings
+from engines.reuse.study.masks import density
 
 from .conftest import HEADS, LARGE, SCALE, SMALL, make_pair
 from .test_receiver import GUIDED, assert_dense, dense, left  # noqa: F401  # a fixture
@@ -43,6 +46,7 @@ def fitted(receive, folder, **changes):
 
 @pytest.mark.parametrize("layer_top_p", [{}, {GUIDED[1]: 0.4}])
 def test_each_layer_is_mixed_and_cut_by_its_own(left, receive, folder, layer_top_p):  # noqa: F811
+    write_artifact(folder, read_manifest(folder).model_copy(update={"layer_top_p": layer_top_p}), weights())
     worker = fitted(receive, folder, layer_top_p=layer_top_p)
     worker.arrive("r", TOKENS)
     out = worker.prefill("r", TOKENS)
@@ -63,11 +67,29 @@ def test_each_layer_is_mixed_and_cut_by_its_own(left, receive, folder, layer_top
         assert not torch.allclose(out[layer, :320], attention(other, top_p), atol=1e-3)
 
 
+def test_density_is_that_of_every_guided_layer(left, receive, folder):  # noqa: F811
+    worker = fitted(receive, folder)
+    worker.arrive("r", TOKENS)
+    worker.wait()
+    assert worker.engine.admit("r", 0, len(TOKENS)) is None
+    mixed = [mix_mass(expected(left, FROM[layer], 5), torch.from_numpy(weights()[layer]), 5) for layer in GUIDED]
+    kept = [density(select_blocks(masses, top_p=0.6)) for masses in mixed]
+    assert kept[0] != kept[1]
+    assert worker.engine._known["r"].plan.density == pytest.approx(statistics.fmean(kept))
+
+
 @pytest.mark.parametrize("reason", [Refusal.GATE_FAILED, Refusal.ARTIFACT_MISMATCH])
 def test_a_pair_that_is_refused_takes_nothing(left, receive, folder, reason):  # noqa: F811
     worker = fitted(receive, folder, refused=reason)
     worker.arrive("r", TOKENS)
     assert_dense(worker, worker.prefill("r", TOKENS), receive, reason)
+
+
+def recalibrated(folder, **changed):
+    write_artifact(folder, read_manifest(folder).model_copy(update=changed), weights())
+
+
+BAD = Measured(name="kl", limit=1, value=2, passed=False)
 
 
 @pytest.mark.parametrize(
@@ -76,8 +98,10 @@ def test_a_pair_that_is_refused_takes_nothing(left, receive, folder, reason):  #
         lambda folder: (folder / MANIFEST).unlink(),
         lambda folder: (folder / WEIGHTS).write_bytes(b""),
         lambda folder: (folder / MANIFEST).write_text((folder / MANIFEST).read_text().replace('"r2"', '"r3"')),
+        lambda folder: recalibrated(folder, gate=(BAD,)),
+        lambda folder: recalibrated(folder, top_p=0.7),
     ],
-    ids=["no manifest", "damaged weights", "of another model"],
+    ids=["no manifest", "damaged weights", "of another model", "refused since", "of another share"],
 )
 def test_an_artifact_that_cannot_be_used_is_not(left, receive, folder, damage, caplog):  # noqa: F811
     damage(folder)
