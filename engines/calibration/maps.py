@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     Floats = npt.NDArray[np.float64]
 
-# Of a text's maps, whatever its length: 64 rows of 1,024 tokens.
-_ENTRIES = 2**15
+# Of a text's maps, whatever its length: 16 rows of 1,024 tokens.
+_ENTRIES = 2**13
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def fit_maps(
         journal: of what was found; of all texts together, as maps are too large to keep.
         progress: told of every text and layer.
     """
-    given = [[list(text) for text in texts], sorted(guided.items())]
+    given = [[list(text) for text in texts], sorted(guided.items()), _ENTRIES]
     found = journal.get("fit maps", given, partial(_fit, networks, texts, guided, progress))
     return {
         layer: MapFit(

@@ -53,14 +53,13 @@ def moments_of(sender: torch.Tensor, receiver: torch.Tensor) -> Moments:
             f"{list(receiver.shape)}"
         )
     theirs, own = sender.flatten(1), receiver.flatten(1)
-    gram = torch.zeros(len(theirs), len(theirs), dtype=torch.float64)
-    cross = torch.zeros(len(theirs), len(own), dtype=torch.float64)
-    power = torch.zeros(len(own), dtype=torch.float64)
-    for start in range(0, theirs.shape[1], _ENTRIES):
-        a, b = (maps[:, start : start + _ENTRIES] for maps in (theirs, own))
-        gram += (a @ a.T).double()
-        cross += (a @ b.T).double()
-        power += b.square().sum(dim=1).double()
+    # Zeros at the end add nothing.
+    spare = -theirs.shape[1] % _ENTRIES
+    a, b = (
+        torch.nn.functional.pad(maps, (0, spare)).unflatten(1, (-1, _ENTRIES)).transpose(0, 1) for maps in (theirs, own)
+    )
+    gram, cross = ((a @ other.transpose(1, 2)).double().sum(dim=0) for other in (a, b))
+    power = b.square().sum(dim=2).double().sum(dim=0)
     return Moments(gram, cross, power, sender.shape[1])
 
 
