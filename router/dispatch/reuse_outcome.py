@@ -43,7 +43,6 @@ class ReuseReason(StrEnum):
     NO_ROUTER = "no_router"
     NO_PAIR = "no_pair"
     GATE_FAILED = "gate_failed"
-    DRIFTED = "drifted"
     ARTIFACT_MISMATCH = "artifact_mismatch"
     ARTIFACT_UNUSABLE = "artifact_unusable"
     UNSUPPORTED = "unsupported"
