@@ -53,9 +53,6 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "sglang.srt.managers.schedule_batch:Req.reset_for_retract": (),
     "sglang.srt.managers.schedule_batch:FINISH_ABORT": ("message", "status_code", "err_type"),
     "sglang.srt.model_executor.forward_batch_info:ForwardBatch.init_new": ("batch", "model_runner"),
-    "sglang.srt.model_executor.model_runner:ModelRunner.sample": ("logits_output", "forward_batch"),
-    "sglang.srt.managers.tokenizer_manager:TokenizerManager.generate_request": ("obj", "request"),
-    "sglang.srt.managers.io_struct:GenerateReqInput": ("rid", "text", "input_ids", "sampling_params", "extra_key"),
     "sglang.srt.managers.tokenizer_manager:TokenizerManager.update_request_meta_info": (
         "meta_info",
         "state",

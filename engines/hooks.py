@@ -20,7 +20,6 @@ from cache_store.seldom import SeldomLog
 from crossfill_kernels.rows import BLOCK
 from engines.reuse.asked import Mode, read_asked
 from engines.reuse.refusal import Refusal
-from engines.shadow_requests import MARK, ShadowRequests
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -80,7 +79,6 @@ class SchedulerHooks:
         setattr(request, _SUPPORTED, supported)
         asked = read_asked(request.sampling_params.custom_params)
         self.engine.arrive(request.rid, asked, request.origin_input_ids, supported=supported)
-        self.engine.shadows.expect(request.rid, request.sampling_params.custom_params)
         if asked is not None and asked.mode is Mode.REQUIRE:
             refusal = self.engine.preview(request.rid)
             if refusal is not None:
@@ -121,15 +119,11 @@ class SchedulerHooks:
         self.engine.begin_batch()
         slots = batch.req_to_token_pool.req_to_token
         rows = forward_batch.req_pool_indices.tolist()
-        for request, row, prefix, extended in zip(batch.reqs, rows, batch.prefix_lens, batch.extend_lens, strict=True):
+        for request, row, prefix in zip(batch.reqs, rows, batch.prefix_lens, strict=True):
             total = len(request.full_untruncated_fill_ids)
             first = self.engine.is_new(request.rid)
             hops = self.engine.provenance.hops_of(slots[row, :prefix].cpu().long()) if first else 0
             refusal = self.engine.admit(request.rid, prefix, total, hops=hops)
-            # An answer that has begun has no first token left.
-            sampled = first and refusal is None and not request.output_ids and self.engine.samples(request.rid)
-            if prefix + extended == total:
-                self.engine.shadows.note_last_chunk(request.rid)
             if not first:
                 continue
             asked = read_asked(request.sampling_params.custom_params)
@@ -138,22 +132,12 @@ class SchedulerHooks:
             required = asked is not None and asked.mode is Mode.REQUIRE and not begun
             refused = required and refusal is not None and not _is_reuse(refusal, prefix)
             if request.customized_info is None:
-                told = self.engine.outcome(request.rid) + (_REFUSED_MARK if refused else MARK if sampled else "")
+                told = self.engine.outcome(request.rid) + (_REFUSED_MARK if refused else "")
                 request.customized_info = {_KEY: [told]}
             if refused and refusal is not None:
                 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
                 request.to_finish = FINISH_ABORT(_why(refusal.value), HTTPStatus.CONFLICT, _REFUSED)
-
-    @_harmless
-    def before_sample(self, runner: Any, logits_output: Any, forward_batch: Any) -> None:
-        """BEFORE `ModelRunner.sample`, which changes logits in place."""
-        if self.engine is None or not forward_batch.forward_mode.is_extend() or forward_batch.rids is None:
-            return
-        logits = logits_output.next_token_logits
-        for row, request_id in enumerate(forward_batch.rids):
-            if self.engine.shadows.is_due(request_id):
-                self.engine.note_first_token(request_id, logits[row])
 
     def after_level(self, result: bool, streamer: Any, key: str) -> bool:
         """AFTER `SchedulerOutputStreamer.is_request_level_customized_info_key`: ours is told once, not once a token."""
@@ -165,7 +149,6 @@ class AnswerHooks:
 
     def __init__(self) -> None:
         self._outcomes: OrderedDict[str, str] = OrderedDict()
-        self._shadows = ShadowRequests()
 
     @_harmless
     def after_meta_info(
@@ -199,18 +182,11 @@ class AnswerHooks:
             response = serving.create_error_response(error.detail, _REFUSED, HTTPStatus.CONFLICT)
         finally:
             outcome = self._take(adapted)
-            if outcome is not None and outcome.endswith(MARK):
-                outcome = outcome.removesuffix(MARK)
-                self._shadow(serving, adapted)
             if outcome is not None and raw_request is not None:
                 raw_request.scope[_SCOPE] = outcome
         # A stream tells of the refusal in its first event, with status 200.
         refusal = _refused_stream(adapted, outcome)
         return response if refusal is None else serving.create_error_response(refusal, _REFUSED, HTTPStatus.CONFLICT)
-
-    @_harmless
-    def _shadow(self, serving: Any, adapted: Any) -> None:
-        self._shadows.ask(serving.tokenizer_manager, adapted, _word_of(adapted) or {})
 
     def _take(self, adapted: Any) -> str | None:
         """Of the request of a call that was prefilled first; those of all others are taken out."""

@@ -84,7 +84,6 @@ def _hooks() -> "dict[str, tuple[str, Callable[..., Any]]]":
             for source in ("disk", "distributed", "tensor", "ipc")
         },
         "sglang.srt.model_executor.forward_batch_info.ForwardBatch.init_new": ("AFTER", scheduler.after_batch),
-        "sglang.srt.model_executor.model_runner.ModelRunner.sample": ("BEFORE", scheduler.before_sample),
         f"{managers}.scheduler_components.output_streamer.SchedulerOutputStreamer"
         ".is_request_level_customized_info_key": ("AFTER", scheduler.after_level),
         f"{managers}.tokenizer_manager.TokenizerManager.update_request_meta_info": ("AFTER", answer.after_meta_info),

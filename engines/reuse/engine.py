@@ -23,7 +23,6 @@ from engines.reuse.provenance import Provenance
 from engines.reuse.receiver import Patience, Pending, namespace_of
 from engines.reuse.refusal import Refusal
 from engines.reuse.sender import Captured, is_wanted
-from engines.reuse.shadow import Shadows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,7 +85,6 @@ class ReuseEngine:
         self._receiver = receiver
         self._sender = sender
         self._metrics = metrics
-        self.shadows = Shadows(settings.shadow, receiver.senders, metrics)
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._publish = frozenset(settings.publish)
         self._stopped: Refusal | None = None
@@ -173,19 +171,6 @@ class ReuseEngine:
             if hops:
                 known.outcome += f"; prefix_hops={hops}"
         return None if known.plan else known.taken if isinstance(known.taken, Refusal) else Refusal.FAILED
-
-    def samples(self, request_id: str) -> bool:
-        """Whether a request whose first chunk was admitted is to be prefilled densely afterwards."""
-        known = self._known.get(request_id)
-        return (
-            known is not None and known.plan is not None and self.shadows.pick(request_id, known.plan.pair.sender.name)
-        )
-
-    def note_first_token(self, request_id: str, logits: torch.Tensor) -> None:
-        """Logits [V] after a prompt, of a request of which `shadows` wants them."""
-        drifted = self.shadows.look(request_id, logits)
-        if drifted is not None:
-            self._receiver.refuse(drifted, Refusal.DRIFTED)
 
     def outcome(self, request_id: str) -> str:
         """What the response header says of a request whose first chunk was admitted."""
@@ -327,7 +312,6 @@ class ReuseEngine:
         """Requests whose ids begin so are gone."""
         for request_id in [one for one in self._known if one.startswith(prefix)]:
             self.forget(request_id)
-        self.shadows.forget(prefix)
 
     def _wanted(self, chunk: Chunk, layer: int) -> tuple[bool, bool]:
         """Whether rows of a chunk are guided in this layer, and whether masses of it are published."""

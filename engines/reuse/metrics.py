@@ -5,13 +5,12 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Histogram
 
 if TYPE_CHECKING:
     from engines.reuse.refusal import Refusal
 
 _DENSITIES = (0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
-_DIVERGENCES = (1e-4, 3e-4, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 
 class Missed(StrEnum):
@@ -54,24 +53,6 @@ class ReuseMetrics:
         )
         self._hooks = counter("hook_failures", "Hooks into SGLang that failed; the request goes on without.", ("hook",))
         self._waited = counter("waited_seconds", "Time that requests whose turn had come waited for the store.")
-        self._shadows = counter("shadows", "Sampled guided requests, by what came of their shadow.", ("result",))
-        self._disagreements = counter(
-            "shadow_disagreements", "Shadows whose likeliest first token was another one.", ("sender",)
-        )
-        self._divergence = Histogram(
-            "crossfill_reuse_shadow_divergence_nats",
-            "KL of the first token of guided requests from their dense shadow.",
-            ("sender",),
-            buckets=_DIVERGENCES,
-            registry=registry,
-        )
-        self._drifted = Gauge(
-            "crossfill_reuse_drifted",
-            "1 if shadows showed that quality has drifted, so that nothing is taken from the sender any more.",
-            ("sender",),
-            registry=registry,
-            multiprocess_mode="livemax",
-        )
         self._density = Histogram(
             "crossfill_reuse_density",
             "Kept blocks of guided requests as a share of the causal ones.",
@@ -110,20 +91,6 @@ class ReuseMetrics:
     def count_hook_failure(self, hook: str) -> None:
         """A defect of ours; the log has it."""
         self._hooks.labels(hook).inc()
-
-    def count_shadow(self, result: str) -> None:
-        """A sampled request was `compared`, or `dropped` because its shadow did not come in time."""
-        self._shadows.labels(result).inc()
-
-    def count_shadowed(self, sender: str, divergence: float, *, agrees: bool) -> None:
-        """What a comparison found, in nats."""
-        self._divergence.labels(sender).observe(divergence)
-        if not agrees:
-            self._disagreements.labels(sender).inc()
-
-    def tell_drifted(self, sender: str, *, drifted: bool) -> None:
-        """Whether nothing is taken from a sender because of what shadows showed."""
-        self._drifted.labels(sender).set(drifted)
 
     def count_wait(self, seconds: float) -> None:
         """A request waited for the store at admission."""

@@ -104,16 +104,6 @@ class Receiver:
         self._nothing = {pair.sender.name: guide({}, pair, self._weights[pair.sender.name]) for pair in self._pairs}
         self._malformed = SeldomLog(_log, _LOG_EVERY_S, clock)
 
-    @property
-    def senders(self) -> tuple[str, ...]:
-        """From whom something may be taken."""
-        return tuple(pair.sender.name for pair in self._pairs)
-
-    def refuse(self, sender: str, reason: Refusal) -> None:
-        """From now on requests take nothing from a sender."""
-        self._pairs = [pair for pair in self._pairs if pair.sender.name != sender]
-        self._unfit = reason
-
     def begin(self, request_id: str, asked: Asked | None, tokens: Sequence[int]) -> Pending | Refusal:
         """Ask the store what there is for a prompt; returns at once."""
         if asked is None:

@@ -10,7 +10,6 @@ class Refusal(StrEnum):
     NO_ROUTER = "no_router"
     NO_PAIR = "no_pair"
     GATE_FAILED = "gate_failed"
-    DRIFTED = "drifted"
     ARTIFACT_MISMATCH = "artifact_mismatch"
     ARTIFACT_UNUSABLE = "artifact_unusable"
     UNSUPPORTED = "unsupported"

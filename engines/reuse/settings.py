@@ -110,23 +110,6 @@ class PairSettings(PairTuning):
         return [layer for layer, of in self.guided.items() if of == sender_layer]
 
 
-class ShadowSettings(BaseModel):
-    """Which guided requests are prefilled densely afterwards, to see whether quality has drifted.
-
-    Attributes:
-        share: of guided requests; 0 for none.
-        max_divergence: mean KL of the first token from the dense prefill, in nats, that a pair may surely exceed by no
-            means; beyond, nothing is taken from its sender any more.
-        window: comparisons that decide it, the last ones.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    share: float = Field(default=0.0, ge=0, le=1)
-    max_divergence: float = Field(default=0.05, gt=0, allow_inf_nan=False)
-    window: int = Field(default=32, ge=8, le=100_000)
-
-
 class ReuseSettings(BaseModel):
     """All that one worker knows of reuse.
 
@@ -138,7 +121,6 @@ class ReuseSettings(BaseModel):
         wait_s: most that a request waits for the store when its turn has come.
         wait_share: of the time that it may save, the share that it waits at most.
         capture_bytes: of masses that wait to be published; more are dropped.
-        shadow: dense prefills of guided requests.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -150,7 +132,6 @@ class ReuseSettings(BaseModel):
     wait_s: float = Field(default=0.02, ge=0, allow_inf_nan=False)
     wait_share: float = Field(default=0.5, ge=0, allow_inf_nan=False)
     capture_bytes: int = Field(default=256 * 2**20, ge=2**20)
-    shadow: ShadowSettings = ShadowSettings()
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

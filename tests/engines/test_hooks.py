@@ -15,35 +15,17 @@ from engines.reuse.refusal import Refusal
 
 
 class Engine:
-    """Notes its calls; refuses what it is told to refuse, and samples what it is told to."""
+    """Notes its calls; refuses what it is told to refuse."""
 
-    def __init__(self, refusal=None, *, samples=False):
+    def __init__(self, refusal=None):
         self.calls, self.refusal, self.provenance = [], refusal, Provenance(8)
-        self.shadows = Shadows()
-        self.answers = {"is_new": True, "outcome": "guided; blocks=1/2", "samples": samples}
 
     def __getattr__(self, name):
         def call(*arguments, **named):
             self.calls.append((name, *arguments, *named.items()))
-            return self.answers.get(name, self.refusal)
+            return {"is_new": True, "outcome": "guided; blocks=1/2"}.get(name, self.refusal)
 
         return call
-
-
-class Shadows:
-    """Notes its calls, and wants to look at those whose last chunk is computed."""
-
-    def __init__(self):
-        self.expected, self.due = [], []
-
-    def expect(self, *arguments):
-        self.expected.append(arguments)
-
-    def note_last_chunk(self, request_id):
-        self.due.append(request_id)
-
-    def is_due(self, request_id):
-        return request_id in self.due
 
 
 def said(mode="allow"):
@@ -103,7 +85,6 @@ def test_a_request_is_told_of_with_its_tokens_and_whether_they_say_all(more):
     hooks.after_create(made := request(), None, received(**more))
     asked = Asked(Mode.ALLOW, "acme", "s")
     assert hooks.engine.calls == [("arrive", "r", asked, made.origin_input_ids, ("supported", not more))]
-    assert hooks.engine.shadows.expected == [("r", said())]
 
 
 def test_a_required_reuse_that_is_surely_refused_is_aborted_at_its_arrival():
@@ -117,10 +98,9 @@ def test_a_required_reuse_that_is_surely_refused_is_aborted_at_its_arrival():
     assert other.aborted == []
 
 
-def batch(*requests, prefix=0, extended=2):
+def batch(*requests, prefix=0):
     pool = SimpleNamespace(req_to_token=torch.arange(8, dtype=torch.int32).expand(4, 8))
-    lengths = {"prefix_lens": [prefix] * len(requests), "extend_lens": [extended] * len(requests)}
-    return SimpleNamespace(reqs=requests, req_to_token_pool=pool, **lengths)
+    return SimpleNamespace(reqs=requests, prefix_lens=[prefix] * len(requests), req_to_token_pool=pool)
 
 
 def forward(is_extend=True, count=1):
@@ -138,38 +118,6 @@ def test_a_batch_freezes_plans_and_notes_the_outcome():
     hooks.engine.calls.clear()
     hooks.after_batch(forward(is_extend=False), None, batch(request()))
     assert hooks.engine.calls == []
-
-
-def test_a_sampled_request_is_marked_and_looked_at_when_its_prompt_is_whole():
-    hooks = SchedulerHooks()
-    hooks.engine = Engine(samples=True)
-    hooks.after_batch(forward(), None, batch(made := request(), extended=1))
-    assert made.customized_info == {"crossfill": ["guided; blocks=1/2; shadow=yes"]}
-    assert hooks.engine.shadows.due == []
-    hooks.engine.answers["is_new"] = False
-    hooks.after_batch(forward(), None, batch(made, prefix=1, extended=1))
-    assert hooks.engine.shadows.due == ["r"]
-    hooks.engine.calls.clear()
-    logits = SimpleNamespace(next_token_logits=torch.arange(6.0).view(2, 3))
-    decode = SimpleNamespace(forward_mode=SimpleNamespace(is_extend=lambda: False), rids=["other", "r"])
-    hooks.before_sample(None, logits, decode)
-    assert hooks.engine.calls == []
-    extend = SimpleNamespace(forward_mode=SimpleNamespace(is_extend=lambda: True), rids=["other", "r"])
-    hooks.before_sample(None, logits, extend)
-    [(name, request_id, row)] = hooks.engine.calls
-    assert (name, request_id, row.tolist()) == ("note_first_token", "r", [3.0, 4.0, 5.0])
-
-
-@pytest.mark.parametrize("left_out", ["refused", "answered"])
-def test_what_is_not_guided_or_has_been_answered_has_no_shadow(left_out):
-    hooks = SchedulerHooks()
-    hooks.engine = Engine(Refusal.CACHED if left_out == "refused" else None, samples=True)
-    made = request()
-    if left_out == "answered":
-        made.output_ids.append(5)
-    hooks.after_batch(forward(), None, batch(made))
-    assert "shadow" not in made.customized_info["crossfill"][0]
-    assert not any(call[0] == "samples" for call in hooks.engine.calls)
 
 
 def test_a_batch_tells_how_exact_the_own_cache_of_a_prompt_is():
