@@ -15,6 +15,7 @@ from engines.errors import IncompatibleSglangError
 SGLANG_VERSION = "0.5.23"
 
 _STREAMER = "sglang.srt.managers.scheduler_components.output_streamer:SchedulerOutputStreamer"
+_TOKENIZED = ("rid", "input_ids", "sampling_params", "stream", "extra_key")
 _FORWARD = ("q", "k", "v", "layer", "forward_batch", "save_kv_cache")
 
 TARGETS: Mapping[str, tuple[str, ...]] = {
@@ -43,6 +44,14 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "sglang.srt.managers.scheduler:Scheduler._create_generation_req": ("recv_req",),
     "sglang.srt.managers.scheduler:Scheduler.abort_request": ("recv_req",),
     "sglang.srt.managers.scheduler:Scheduler.send_abort_output": ("abort_req", "req"),
+    "sglang.srt.managers.scheduler:Scheduler.handle_generate_request": ("recv_req",),
+    "sglang.srt.managers.scheduler:Scheduler.is_fully_idle": (),
+    "sglang.srt.managers.scheduler:Scheduler.on_idle": (),
+    "sglang.srt.managers.io_struct:AbortReq": ("rid",),
+    "sglang.srt.managers.io_struct:TokenizedGenerateReqInput": _TOKENIZED,
+    "sglang.srt.sampling.sampling_params:SamplingParams": ("max_new_tokens", "temperature", "ignore_eos"),
+    "sglang.srt.sampling.sampling_params:SamplingParams.normalize": ("tokenizer",),
+    "sglang.srt.model_executor.model_runner:ModelRunner.sample": ("logits_output", "forward_batch"),
     **dict.fromkeys(
         (
             f"sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager.update_weights_from_{s}"

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from engines.reuse.engine import ReuseEngine
+    from engines.shadow_hooks import ShadowHooks
 
 HEADER = "x-crossfill-reuse"
 """How a request was prefilled: a mode (none, guided, fallback), then `; name=value` pairs."""
@@ -44,7 +45,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _harmless(hook: Callable[P, R]) -> Callable[P, R | None]:
+def harmless(hook: Callable[P, R]) -> Callable[P, R | None]:
     """A defect of ours must not fail a request that SGLang can serve."""
 
     @functools.wraps(hook)
@@ -63,15 +64,20 @@ def _harmless(hook: Callable[P, R]) -> Callable[P, R | None]:
 
 
 class SchedulerHooks:
-    """Of the process that computes. `engine` is set once the model is loaded; before that nothing is done."""
+    """Of the process that computes. `engine` is set once the model is loaded; before that nothing is done.
 
-    def __init__(self) -> None:
+    Args:
+        shadow: told of what it must know; None if nothing is compared.
+    """
+
+    def __init__(self, shadow: ShadowHooks | None = None) -> None:
         self.engine: ReuseEngine | None = None
+        self._shadow = shadow
 
-    @_harmless
+    @harmless
     def after_create(self, request: Any, scheduler: Any, received: Any, *_: Any, **__: Any) -> None:
         """AFTER `Scheduler._create_generation_req`, SGLang's place for what belongs to one request."""
-        if self.engine is None:
+        if self.engine is None or (self._shadow is not None and self._shadow.claim(request)):
             return
         more = (received.mm_inputs, received.input_embeds, received.lora_id, received.session_params)
         supported = all(one is None for one in more) and received.positional_embed_overrides is None
@@ -79,39 +85,47 @@ class SchedulerHooks:
         setattr(request, _SUPPORTED, supported)
         asked = read_asked(request.sampling_params.custom_params)
         self.engine.arrive(request.rid, asked, request.origin_input_ids, supported=supported)
+        if self._shadow is not None:
+            self._shadow.give_way(scheduler)
         if asked is not None and asked.mode is Mode.REQUIRE:
             refusal = self.engine.preview(request.rid)
             if refusal is not None:
                 # Refused before its prompt is computed.
                 request.set_finish_with_abort(_why(refusal.value), HTTPStatus.CONFLICT, _REFUSED)
 
-    @_harmless
+    @harmless
     def before_abort(self, scheduler: Any, abort: Any) -> None:
         """BEFORE `Scheduler.abort_request`."""
-        if self.engine is not None:
-            self.engine.forget_all("" if abort.abort_all else abort.rid)
+        if self.engine is None:
+            return
+        prefix = "" if abort.abort_all else abort.rid
+        self.engine.forget_all(prefix)
+        if self._shadow is not None:
+            self._shadow.forget(prefix)
 
-    @_harmless
+    @harmless
     def before_abort_output(self, scheduler: Any, abort: Any, request: Any) -> None:
         """BEFORE `Scheduler.send_abort_output`: it ends without a turn (a full queue, retracted for good)."""
         if self.engine is not None:
             self.engine.forget(request.rid)
 
-    @_harmless
+    @harmless
     def after_retract(self, result: None, request: Any) -> None:
         """AFTER `Req.reset_for_retract`: it will be prefilled again, with what it has answered so far."""
-        if self.engine is not None:
+        if self.engine is not None and not self._is_shadow(request):
             tokens = request.origin_input_ids + request.output_ids
             asked = read_asked(request.sampling_params.custom_params)
             self.engine.arrive(request.rid, asked, tokens, supported=getattr(request, _SUPPORTED, False))
 
-    @_harmless
+    @harmless
     def before_weights(self, updater: Any, *_: Any, **__: Any) -> None:
         """BEFORE any update of the weights of a running worker: what is left from then on would bear a wrong name."""
         if self.engine is not None:
             self.engine.stop(Refusal.WEIGHTS_CHANGED)
+            if self._shadow is not None:
+                self._shadow.stop()
 
-    @_harmless
+    @harmless
     def after_batch(self, forward_batch: Any, cls: type, batch: Any, *_: Any, **__: Any) -> None:
         """AFTER `ForwardBatch.init_new`: the turn of these requests has come."""
         if self.engine is None or not forward_batch.forward_mode.is_extend():
@@ -120,12 +134,16 @@ class SchedulerHooks:
         slots = batch.req_to_token_pool.req_to_token
         rows = forward_batch.req_pool_indices.tolist()
         for request, row, prefix in zip(batch.reqs, rows, batch.prefix_lens, strict=True):
+            if self._is_shadow(request):
+                continue
             total = len(request.full_untruncated_fill_ids)
             first = self.engine.is_new(request.rid)
             hops = self.engine.provenance.hops_of(slots[row, :prefix].cpu().long()) if first else 0
             refusal = self.engine.admit(request.rid, prefix, total, hops=hops)
             if not first:
                 continue
+            if refusal is None and self._shadow is not None:
+                self._shadow.offer(request, total)
             asked = read_asked(request.sampling_params.custom_params)
             # An answer that has begun goes on, whatever a retraction made of its prompt.
             begun = bool(request.output_ids) or request.retraction_count > 0
@@ -143,6 +161,9 @@ class SchedulerHooks:
         """AFTER `SchedulerOutputStreamer.is_request_level_customized_info_key`: ours is told once, not once a token."""
         return result or key == _KEY
 
+    def _is_shadow(self, request: Any) -> bool:
+        return self._shadow is not None and self._shadow.is_own(request)
+
 
 class AnswerHooks:
     """Of the process that talks HTTP: keeps what the scheduler said of a request until its answer begins."""
@@ -150,7 +171,7 @@ class AnswerHooks:
     def __init__(self) -> None:
         self._outcomes: OrderedDict[str, str] = OrderedDict()
 
-    @_harmless
+    @harmless
     def after_meta_info(
         self, result: None, manager: Any, meta_info: dict[str, Any], state: Any, *_: Any, **__: Any
     ) -> None:
@@ -223,7 +244,7 @@ def _word_of(adapted: Any) -> dict[str, Any] | None:
     return word if isinstance(word, dict) else None
 
 
-@_harmless
+@harmless
 def _mark_call(adapted: Any) -> None:
     """SGLang gives the requests of several choices ids of their own; what the router said goes with each of them."""
     word = _word_of(adapted)
@@ -231,7 +252,7 @@ def _mark_call(adapted: Any) -> None:
         word[_CALL] = uuid.uuid4().hex
 
 
-@_harmless
+@harmless
 def _call_of(adapted: Any) -> str | None:
     word = _word_of(adapted)
     return word.get(_CALL) if word is not None else None
@@ -242,7 +263,7 @@ def _is_reuse(refusal: Refusal, prefix: int) -> bool:
     return refusal is Refusal.CACHED or (refusal in {Refusal.TOO_LITTLE, Refusal.NOTHING_STORED} and prefix >= BLOCK)
 
 
-@_harmless
+@harmless
 def _refused_stream(adapted: Any, outcome: str | None) -> str | None:
     """Why a stream that requires reuse is refused, from what the scheduler said of it; None if it is not."""
     word = _word_of(adapted)

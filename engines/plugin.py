@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from engines.hooks import AnswerHooks, SchedulerHooks
     from engines.reuse.engine import ReuseEngine
     from engines.reuse.settings import ReuseSettings
+    from engines.shadow_hooks import ShadowHooks
 
 ATTENTION_BACKEND = "crossfill"
 """Value of SGLang's --attention-backend that selects ours."""
@@ -38,8 +39,8 @@ def register() -> None:
     except IncompatibleSglangError as error:
         raise SystemExit(f"crossfill: {error}") from error
     compat.add_attention_backend(ATTENTION_BACKEND, _make_backend)
-    if _reuse_settings() is not None:
-        for target, (kind, hook) in _hooks().items():
+    if (settings := _reuse_settings()) is not None:
+        for target, (kind, hook) in _hooks_for(settings).items():
             compat.add_hook(target, hook, kind)
 
 
@@ -51,8 +52,8 @@ def check_hooks() -> None:
     """
     from engines import compat
 
-    if _reuse_settings() is not None:
-        compat.check_hooks(_hooks())
+    if (settings := _reuse_settings()) is not None:
+        compat.check_hooks(_hooks_for(settings))
 
 
 def _reuse_settings() -> "ReuseSettings | None":
@@ -66,7 +67,27 @@ def _reuse_settings() -> "ReuseSettings | None":
 def _parts() -> "tuple[SchedulerHooks, AnswerHooks]":
     from engines.hooks import AnswerHooks, SchedulerHooks
 
-    return SchedulerHooks(), AnswerHooks()
+    return SchedulerHooks(_shadow_part()), AnswerHooks()
+
+
+@functools.cache
+def _shadow_part() -> "ShadowHooks":
+    from engines.shadow_hooks import ShadowHooks
+
+    return ShadowHooks()
+
+
+def _hooks_for(settings: "ReuseSettings") -> "dict[str, tuple[str, Callable[..., Any]]]":
+    return {**_hooks(), **_shadow_hooks()} if settings.is_shadowed else _hooks()
+
+
+def _shadow_hooks() -> "dict[str, tuple[str, Callable[..., Any]]]":
+    """What is hooked into SGLang if some prefills are compared."""
+    shadow = _shadow_part()
+    return {
+        "sglang.srt.managers.scheduler.Scheduler.on_idle": ("BEFORE", shadow.before_idle),
+        "sglang.srt.model_executor.model_runner.ModelRunner.sample": ("BEFORE", shadow.before_sample),
+    }
 
 
 def _hooks() -> "dict[str, tuple[str, Callable[..., Any]]]":
@@ -142,7 +163,7 @@ def _make_engine(runner: Any) -> "ReuseEngine | None":
     settings = _reuse_settings()
     if settings is None:
         return None
-    from engines.reuse.assembly import assemble
+    from engines.reuse.assembly import assemble, assemble_shadow
 
     check_hooks()
     if (option := _unsuited(runner.server_args)) is not None:
@@ -150,4 +171,7 @@ def _make_engine(runner: Any) -> "ReuseEngine | None":
     pool = runner.token_to_kv_pool
     engine = assemble(settings, slots=pool.get_key_buffer(0).shape[0])
     _parts()[0].engine = engine
+    if settings.is_shadowed:
+        shadow = _shadow_part()
+        shadow.engine, shadow.shadow = engine, assemble_shadow(settings, engine)
     return engine

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from engines.config import WorkerConfig, WorkerSettings
-from engines.reuse.settings import PairTuning, ReuseSettings, Weights
+from engines.reuse.settings import PairTuning, ReuseSettings, ShadowSettings, Weights
 from router.config import (
     CostConfig,
     ModelConfig,
@@ -88,12 +88,13 @@ class PairConfig(PairTuning):
 class ReuseConfig(Section):
     """Reuse between models: which pairs, and how long a request whose turn has come waits for the store.
 
-    That is at most `wait_s` seconds, and at most `wait_share` of the time that it may save.
+    That is at most `wait_s` seconds, and at most `wait_share` of the time that it may save. `shadow` watches quality.
     """
 
     pairs: tuple[PairConfig, ...] = ()
     wait_s: float = Field(default=0.02, ge=0, le=10, allow_inf_nan=False)
     wait_share: float = Field(default=0.5, ge=0, allow_inf_nan=False)
+    shadow: ShadowSettings = ShadowSettings()
 
 
 class SupervisorConfig(Section):

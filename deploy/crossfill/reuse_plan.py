@@ -115,6 +115,7 @@ def _settings(
             store=config.store,
             wait_s=config.reuse.wait_s,
             wait_share=config.reuse.wait_share,
+            shadow=config.reuse.shadow,
         )
     except ValidationError as error:
         raise StartError(f"reuse.pairs: {_told(error)}") from error

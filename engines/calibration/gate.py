@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from engines.calibration.judging import CONTROLS, after
 from engines.calibration.switches import SWITCHES
 from engines.calibration.trial import Rule
-from engines.models.interval import Interval, student_t
+from engines.models.interval import Interval, mean_interval
 from engines.reuse.artifact import Measured
 from engines.reuse.study.masks import Mask
 
@@ -184,16 +184,3 @@ def divergence_over(found: Verdicts, other: str) -> tuple[float, Interval]:
 def _measured(name: str, limit: float, value: float, interval: Interval | None, passed: bool) -> Measured:
     low, high = (interval.low, interval.high) if interval else (None, None)
     return Measured(name=name, limit=limit, value=value, low=low, high=high, passed=passed)
-
-
-def mean_interval(values: Sequence[float]) -> Interval:
-    """Student's 95 % interval of the mean.
-
-    Raises:
-        ValueError: fewer than two values.
-    """
-    if len(values) < 2:
-        raise ValueError(f"an interval needs two values at the least, got {len(values)}")
-    mean = statistics.fmean(values)
-    reach = student_t(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-    return Interval(mean - reach, mean + reach)

@@ -32,6 +32,7 @@ _log = logging.getLogger("crossfill.calibration")
 _DIGEST_BYTES = 16
 # Not a name that a result can have.
 _SECONDS = "seconds of work"
+_UNFINISHED = "unfinished"
 
 
 class Journal:
@@ -72,13 +73,31 @@ class Journal:
             self.taken_over += 1
             self._count(step, float(kept.pop(_SECONDS)))
             return kept
-        started_s = time.perf_counter()
+        before_s, started_s = self.seconds.get(step, 0.0), time.perf_counter()
         found = dict(find())
-        seconds = time.perf_counter() - started_s
-        self._count(step, seconds)
+        self._count(step, time.perf_counter() - started_s)
+        if path is not None:
+            # With what `find` itself took over of a run that was ended.
+            _write(path, {**found, _SECONDS: np.asarray(self.seconds[step] - before_s)})
+        return found
+
+    def take_up(self, step: str, given: object) -> Found | None:
+        """What `leave` left of a step that was ended, whose seconds count; None if there is nothing."""
+        path = self._path(step, [_UNFINISHED, given])
+        kept = None if path is None else _read(path)
+        if kept is not None:
+            self._count(step, float(kept.pop(_SECONDS)))
+        return kept
+
+    def leave(self, step: str, given: object, found: Found, seconds: float) -> None:
+        """Keep where a step is that `seconds` were worked on in all, in the place of what was left of it before.
+
+        Raises:
+            CalibrationDataError: it cannot be written.
+        """
+        path = self._path(step, [_UNFINISHED, given])
         if path is not None:
             _write(path, {**found, _SECONDS: np.asarray(seconds)})
-        return found
 
     def _count(self, step: str, seconds: float) -> None:
         self.seconds[step] = self.seconds.get(step, 0.0) + seconds

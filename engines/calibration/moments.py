@@ -56,7 +56,8 @@ def moments_of(sender: torch.Tensor, receiver: torch.Tensor) -> Moments:
     # Zeros at the end add nothing.
     spare = -theirs.shape[1] % _ENTRIES
     a, b = (
-        torch.nn.functional.pad(maps, (0, spare)).unflatten(1, (-1, _ENTRIES)).transpose(0, 1) for maps in (theirs, own)
+        torch.nn.functional.pad(maps, (0, spare)).view(len(maps), -1, _ENTRIES).transpose(0, 1)
+        for maps in (theirs, own)
     )
     gram, cross = ((a @ other.transpose(1, 2)).double().sum(dim=0) for other in (a, b))
     power = b.square().sum(dim=2).double().sum(dim=0)

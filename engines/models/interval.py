@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -111,6 +112,19 @@ def median_interval(values: Sequence[float]) -> Interval | None:
         place += 1
         below += math.comb(count, place) / 2**count
     return None if place < 0 else Interval(ordered[place], ordered[count - 1 - place])
+
+
+def mean_interval(values: Sequence[float]) -> Interval:
+    """Student's 95 % interval of the mean.
+
+    Raises:
+        ValueError: fewer than two values.
+    """
+    if len(values) < 2:
+        raise ValueError(f"an interval needs two values at the least, got {len(values)}")
+    mean = statistics.fmean(values)
+    reach = student_t(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return Interval(mean - reach, mean + reach)
 
 
 def student_t(degrees: int) -> float:

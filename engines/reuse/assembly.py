@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from prometheus_client import REGISTRY
@@ -17,7 +18,10 @@ from cache_store.store import open_store_later
 from engines.reuse.engine import ReuseEngine
 from engines.reuse.metrics import ReuseMetrics
 from engines.reuse.receiver import Receiver
+from engines.reuse.refusal import Refusal
 from engines.reuse.sender import Sender
+from engines.reuse.shadow import Shadow
+from engines.reuse.shadow_metrics import ShadowMetrics
 
 if TYPE_CHECKING:
     from cache_store.store import Store
@@ -49,6 +53,15 @@ def assemble(settings: ReuseSettings, *, slots: int, store: Store | None = None)
     # The first time opens the store, which is not left to the first request: it would go without.
     threading.Thread(target=watch, args=(store, threading.Event()), name="crossfill-watch", daemon=True).start()
     return ReuseEngine(settings, fetcher, receiver, sender, metrics, slots=slots)
+
+
+def assemble_shadow(settings: ReuseSettings, engine: ReuseEngine) -> Shadow:
+    """What compares some of a worker's guided prefills, and takes a pair out of use that has drifted."""
+    senders = [pair.sender.name for pair in settings.pairs if pair.refused is None]
+    told = settings.shadow
+    _log.info("%.3g of guided prefills are compared with dense ones", told.share)
+    exclude = partial(engine.exclude, reason=Refusal.DRIFTED)
+    return Shadow(told, senders, ShadowMetrics(senders), exclude)
 
 
 def watch(store: Store, ended: threading.Event, refresh_s: float = _REFRESH_S) -> None:

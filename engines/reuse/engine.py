@@ -304,6 +304,15 @@ class ReuseEngine:
         if isinstance(known.taken, Pending):
             known.taken.end()
 
+    def sender_of(self, request_id: str) -> str | None:
+        """Who guides a request whose first chunk was admitted; None if nobody does."""
+        known = self._known.get(request_id)
+        return known.plan.pair.sender.name if known and known.plan else None
+
+    def exclude(self, sender: str, reason: Refusal) -> None:
+        """From now on nothing is taken from a sender, but by requests that have been planned."""
+        self._receiver.exclude(sender, reason)
+
     def count_failure(self, hook: str) -> None:
         """A hook failed, so a request goes on without reuse."""
         self._metrics.count_hook_failure(hook)

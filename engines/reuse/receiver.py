@@ -145,6 +145,11 @@ class Receiver:
         found = self._best(pending, 0, total, self._clock() + wait_s)
         return found if isinstance(found, Refusal) else None
 
+    def exclude(self, sender: str, reason: Refusal) -> None:
+        """Plan nothing with this sender any more, and give this reason where nobody else is left."""
+        self._pairs = [pair for pair in self._pairs if pair.sender.name != sender]
+        self._unfit = reason
+
     def _is_fit(self, pair: PairSettings) -> bool:
         """Whether a pair may be used; remembers why not."""
         try:
@@ -162,6 +167,9 @@ class Receiver:
         best: _Choice | None = None
         refusal = Refusal.NOTHING_STORED
         for pair, fetch in pending.fetches:
+            if pair not in self._pairs:
+                refusal = self._unfit
+                continue
             coverage = fetch.coverage(until_s - self._clock())
             if coverage is None:
                 refusal = _ENDED.get(fetch.end or FetchEnd.DEADLINE, Refusal.STORE_SLOW)

@@ -110,6 +110,25 @@ class PairSettings(PairTuning):
         return [layer for layer, of in self.guided.items() if of == sender_layer]
 
 
+class ShadowSettings(BaseModel):
+    """How many guided prefills are compared with dense ones in production, and when a pair has drifted.
+
+    Attributes:
+        share: of guided requests that are drawn; 0 turns it off.
+        max_divergence: most that the mean KL divergence of the next token may be, in nats.
+        window: comparisons that a verdict on a pair needs; the last ones count.
+        max_tokens: longer prompts are not compared.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    share: float = Field(default=0.0, ge=0, le=1, allow_inf_nan=False)
+    # Twice what a calibration's gate lets pass, and below what random blocks as dense come to (docs/reuse.md).
+    max_divergence: float = Field(default=0.02, gt=0, allow_inf_nan=False)
+    window: int = Field(default=32, ge=8, le=10_000)
+    max_tokens: int = Field(default=8192, ge=64)
+
+
 class ReuseSettings(BaseModel):
     """All that one worker knows of reuse.
 
@@ -121,6 +140,7 @@ class ReuseSettings(BaseModel):
         wait_s: most that a request waits for the store when its turn has come.
         wait_share: of the time that it may save, the share that it waits at most.
         capture_bytes: of masses that wait to be published; more are dropped.
+        shadow: of comparisons in production.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -132,6 +152,12 @@ class ReuseSettings(BaseModel):
     wait_s: float = Field(default=0.02, ge=0, allow_inf_nan=False)
     wait_share: float = Field(default=0.5, ge=0, allow_inf_nan=False)
     capture_bytes: int = Field(default=256 * 2**20, ge=2**20)
+    shadow: ShadowSettings = ShadowSettings()
+
+    @property
+    def is_shadowed(self) -> bool:
+        """Whether any prefill of this worker is compared."""
+        return self.shadow.share > 0 and any(pair.refused is None for pair in self.pairs)
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

@@ -45,6 +45,7 @@ class ReuseReason(StrEnum):
     GATE_FAILED = "gate_failed"
     ARTIFACT_MISMATCH = "artifact_mismatch"
     ARTIFACT_UNUSABLE = "artifact_unusable"
+    DRIFTED = "drifted"
     UNSUPPORTED = "unsupported"
     TOO_SHORT = "too_short"
     NOTHING_STORED = "nothing_stored"

@@ -54,6 +54,13 @@ def test_check_tells_each_file_and_fails_if_one_has_a_fault(crossfill, write):
             "unknown key 'models.2.workers'",
         ),
         (ROUTER + "auth: {key_file: keys}\n", ":2: unknown key 'auth.key_file'; did you mean 'auth.keys_file'?"),
+        (
+            STACK + "reuse:\n  shadow: {share: 1.5}\n",
+            ":3: reuse.shadow.share: must be less than or equal to 1, not 1.5",
+        ),
+        (STACK + "reuse: {shadow: {max_divergence: 0}}\n", ":2: reuse.shadow.max_divergence: must be greater than 0"),
+        (STACK + "reuse: {shadow: {window: 7}}\n", ":2: reuse.shadow.window: must be greater than or equal to 8"),
+        (STACK + "reuse: {shadow: {shar: 1}}\n", ":2: unknown key 'reuse.shadow.shar'; did you mean"),
         ("models: {}\n", ":1: models: must be a valid array, not {}"),
         ("- a\n", ": expected a mapping of keys at the top, found a list"),
         ("models: [\n", ":2: not valid YAML"),

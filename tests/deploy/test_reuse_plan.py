@@ -66,6 +66,16 @@ def test_a_model_may_be_receiver_and_sender(folders):
     assert told["small"].pairs[0].sender.name == "large"
 
 
+def test_workers_are_told_what_is_compared_and_by_default_that_is_nothing(folders):
+    sources = {str(folder): folder for folder in folders.values()}
+    quiet = reuse_settings(stack(folders, PAIR), sources)
+    assert not quiet["small"].is_shadowed
+    told = reuse_settings(stack(folders, reuse={"pairs": [PAIR], "shadow": {"share": 0.25, "window": 9}}), sources)
+    assert (told["small"].shadow.share, told["small"].shadow.window) == (0.25, 9)
+    # The sender takes nothing, so it has nothing to compare.
+    assert [told[name].is_shadowed for name in ("small", "large")] == [True, False]
+
+
 def test_models_without_a_pair_are_told_nothing(folders):
     assert sorted(settle(folders, PAIR)) == ["large", "small"]
     assert settle(folders) == {}

@@ -5,7 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from engines.compat import TARGETS
-from engines.plugin import _hooks, _unsuited
+from engines.plugin import _hooks, _hooks_for, _shadow_hooks, _unsuited
+from engines.reuse.settings import ReuseSettings, ShadowSettings
+
+from .reuse.conftest import SMALL, make_pair
 
 SUITED = {
     "tp_size": 1,
@@ -39,4 +42,16 @@ def test_an_option_that_changes_what_is_computed_is_named(change, option):
 
 def test_every_hook_is_on_a_target_that_is_checked_at_start():
     checked = {target.replace(":", ".") for target in TARGETS}
-    assert set(_hooks()) <= checked
+    assert {*_hooks(), *_shadow_hooks()} <= checked
+
+
+@pytest.mark.parametrize(("share", "hooked"), [(0.0, False), (0.5, True)])
+def test_a_worker_that_compares_nothing_has_no_hooks_for_it(share, hooked):
+    settings = settings_of(make_pair(), share)
+    assert (set(_shadow_hooks()) <= set(_hooks_for(settings))) == hooked
+    refused = settings_of(make_pair(refused="gate_failed"), share)
+    assert not set(_shadow_hooks()) & set(_hooks_for(refused))
+
+
+def settings_of(pair, share):
+    return ReuseSettings(model=SMALL, pairs=(pair,), shadow=ShadowSettings(share=share))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engines.calibration.gate import Limits, Verdicts, divergence_over, figures, mean_interval, recalled_beyond
+from engines.calibration.gate import Limits, Verdicts, divergence_over, figures, recalled_beyond
 from engines.calibration.judging import after
 from engines.reuse.study.masks import Mask
 
@@ -97,12 +97,3 @@ def test_ways_are_compared_on_the_same_texts_and_facts():
     assert beyond == pytest.approx(0.4)
     # Four of ten differ by one; Student's t of nine degrees of freedom is 2.262.
     assert interval.high - beyond == pytest.approx(2.262 * np.std([1] * 4 + [0] * 6, ddof=1) / 10**0.5, abs=1e-3)
-
-
-def test_an_interval_needs_two_values_and_is_as_wide_as_they_differ():
-    with pytest.raises(ValueError, match="two values"):
-        mean_interval([1.0])
-    found = mean_interval([1.0, 2.0, 3.0])
-    # Student's t of two degrees of freedom is 4.303.
-    reach = 4.303 / 3**0.5
-    assert [found.low, found.high] == pytest.approx([2 - reach, 2 + reach], abs=1e-3)

@@ -51,6 +51,24 @@ def test_without_a_folder_nothing_is_kept(tmp_path):
     assert journal.seconds["a step"] >= 0
 
 
+def test_a_step_that_is_ended_within_is_taken_up_with_its_seconds(tmp_path):
+    first = Journal(tmp_path)
+    assert first.take_up("a step", [1]) is None
+    first.leave("a step", [1], {"at": np.asarray(3)}, 20.0)
+    first.leave("a step", [1], {"at": np.asarray(5)}, 40.0)
+    again = Journal(tmp_path)
+    assert again.take_up("a step", [2]) is None
+
+    def find():
+        return {"found": again.take_up("a step", [1])["at"]}
+
+    assert again.get("a step", [1], find)["found"] == 5
+    assert again.seconds["a step"] == pytest.approx(40, abs=5)
+    last = Journal(tmp_path)
+    assert last.get("a step", [1], find)["found"] == 5
+    assert last.seconds == again.seconds
+
+
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 broken", b"\x80\x04}q\x00."])
 def test_what_is_damaged_is_made_anew_and_said(tmp_path, caplog, damage):
     find, taken = once(5)

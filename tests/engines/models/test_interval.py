@@ -5,7 +5,15 @@ import random
 
 import pytest
 
-from engines.models.interval import BLOCK_TOKENS, median_interval, perplexity_ratio, share_ratio, student_t, wilson
+from engines.models.interval import (
+    BLOCK_TOKENS,
+    mean_interval,
+    median_interval,
+    perplexity_ratio,
+    share_ratio,
+    student_t,
+    wilson,
+)
 
 LOSSES = [random.Random(7).uniform(0, 6) for _ in range(2048)]
 
@@ -139,3 +147,12 @@ def test_interval_of_a_median_covers_the_truth_at_least_19_times_in_20(count: in
         interval = median_interval([rng.expovariate(1) for _ in range(count)])
         covered += interval is not None and interval.low <= math.log(2) <= interval.high
     assert 935 <= covered <= 990
+
+
+def test_an_interval_needs_two_values_and_is_as_wide_as_they_differ() -> None:
+    with pytest.raises(ValueError, match="two values"):
+        mean_interval([1.0])
+    found = mean_interval([1.0, 2.0, 3.0])
+    # Student's t of two degrees of freedom is 4.303.
+    reach = 4.303 / 3**0.5
+    assert [found.low, found.high] == pytest.approx([2 - reach, 2 + reach], abs=1e-3)
