@@ -17,7 +17,7 @@ help:
 	@echo "make test     set up, run every test; real SGLang workers included (about 30 minutes)"
 	@echo "make check    format, lint, types, import directions, docs"
 	@echo "make bench    measure the kernels, the router and a worker on this machine"
-	@echo "make soak     thirty conversations on the demo pair under faults, and more (about an hour)"
+	@echo "make soak     thirty conversations on the demo pair under faults, and the pool (about 25 minutes)"
 	@echo "make gpu-check  on a machine with a GPU: check and time every Triton kernel there"
 	@echo "make setup    only the virtual environment (.venv) and the models (var/models)"
 	@echo "make clean    remove what runs made; 'make distclean' removes .venv and var too"

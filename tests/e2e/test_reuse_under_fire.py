@@ -1,6 +1,6 @@
 """Thirty conversations that change their model at random, while a worker is killed and the store starts again empty.
 
-With CROSSFILL_SOAK set (`make soak`) the models are SmolLM2's, which takes an hour.
+With CROSSFILL_SOAK set (`make soak`) the models are SmolLM2's, which takes a quarter of an hour.
 """
 
 import asyncio
