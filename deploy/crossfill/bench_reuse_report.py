@@ -7,6 +7,7 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from crossfill.console_table import ruled
 from crossfill.machine import describe_machine
 from engines.models.interval import Interval, median_interval, wilson
 
@@ -199,53 +200,45 @@ def _as_data(one: Figures) -> dict[str, Any]:
 def tables(bench: ReuseBench, figures: Sequence[Figures]) -> Iterator[Table]:
     """Everything measured, for people, within 80 columns."""
     pair = f"{bench.pair.sender.name} → {bench.receiver}"
-    yield _table(
+    yield ruled(
         f"Time to first token, s, {pair}",
         f"Medians of {bench.rounds} paired rounds (95 % interval). ×: the ratio over the bound, at most {OVER_BOUND} "
         "wanted. again: rounds made again, as the store was too slow.",
-        ("tokens", "dense", "guided", "guided / dense", "bound", "×", "", "again"),
-        map(_times, figures),
+        (("tokens", "dense", "guided", "guided / dense", "bound", "×", "", "again"), *map(_times, figures)),
+        words=(),
     )
-    yield _table(
+    yield ruled(
         "What bounds that: 1 - s·f·(1 - 1/k)",
         "density: kept blocks over causal ones; s: attention's share of dense; f: guided layers' share of that; "
         "k: dense over guided time of these; k all: if preparing took of that time too. CPU: guided over dense in "
         "processor time, which other programs change less than the time to first token.",
-        ("tokens", "density", "s", "f", "k", "k all", "bound", "CPU"),
-        map(_bounds, figures),
+        (("tokens", "density", "s", "f", "k", "k all", "bound", "CPU"), *map(_bounds, figures)),
+        words=(),
     )
-    yield _table(
+    yield ruled(
         "Where a guided prefill's time goes, ms",
         "want: dense attention without what k saves. rest: all but attention and waiting for the store. late: layers "
         "computed densely as their masses had not come. prepare: unpacking, mixing, selecting, in the background.",
-        ("tokens", "attention", "guided", "want", "rest", "guided", "waited", "late", "prepare"),
-        map(_parts, figures),
+        (
+            ("tokens", "attention", "guided", "want", "rest", "guided", "waited", "late", "prepare"),
+            *map(_parts, figures),
+        ),
+        words=(),
     )
-    yield _table(
+    yield ruled(
         "What reuse costs those it does not help",
         "refused: nothing is stored, over reuse off. sender: with publishing over without; ms until all is stored, "
         "after the answer. stored: bytes over those of the sender's keys and values, at most 1/100 wanted.",
-        ("tokens", "refused", "", "sender", "", "ms", "stored", ""),
-        map(_costs, figures),
+        (("tokens", "refused", "", "sender", "", "ms", "stored", ""), *map(_costs, figures)),
+        words=(),
     )
-    yield _table(
+    yield ruled(
         "The receiver after a prefix under each mask",
         "KL × 1000 from its dense run, and the share of tokens where both say the same next; recall of facts that are "
         "asked for and told within the prefix. Controls are as dense as guided, list by list.",
-        ("tokens", "mask", "density", "KL", "same", "recall", ""),
-        (row for one in figures for row in _quality(one)),
+        (("tokens", "mask", "density", "KL", "same", "recall", ""), *(row for one in figures for row in _quality(one))),
+        words=("mask",),
     )
-
-
-def _table(title: str, caption: str, columns: Sequence[str], rows: Iterator[Sequence[str]]) -> Table:
-    from rich.table import Table
-
-    table = Table(title=title, caption=caption, caption_justify="left")
-    for name in columns:
-        table.add_column(name, justify="left" if name == "mask" else "right")
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def _times(one: Figures) -> Sequence[str]:

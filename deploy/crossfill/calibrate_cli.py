@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from crossfill import calibrate_pair_cli
+from crossfill.console_table import bare
 from crossfill.packages import require_packages
 from crossfill.progress import bars
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from rich.table import Table
 
     from crossfill.router_calibration.calibrate import Calibrated
 
@@ -81,7 +80,7 @@ def router(
     with bars() as progress:
         result = calibrate(read, Wanted(target_large_share, sigma, holdout, seed), progress)
     console = Console()
-    console.print(_table(model_rows(result)), _table(routing_rows(result)), sep="\n")
+    console.print(bare(model_rows(result)), bare(routing_rows(result)), sep="\n")
     for sentence in conclusions(result):
         console.print(sentence)
     _write(result, names, output, report)
@@ -133,17 +132,6 @@ def _check_names(names: dict[str, str], ladder: Sequence[str]) -> None:
             raise typer.BadParameter(f"{error}. NAME=MODEL renames one", param_hint="--model") from error
     if len(set(called)) < len(called):
         raise typer.BadParameter(f"two models get one name: {', '.join(called)}", param_hint="--model")
-
-
-def _table(rows: Sequence[Sequence[str]]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for index, title in enumerate(rows[0]):
-        table.add_column(title, justify="right" if index else "left")
-    for row in rows[1:]:
-        table.add_row(*row)
-    return table
 
 
 def _write(result: Calibrated, names: dict[str, str], output: Path, report: Path | None) -> None:

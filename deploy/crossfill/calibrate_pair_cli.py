@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from crossfill.console_table import bare
 from crossfill.packages import require_packages
 from crossfill.progress import bars
 from engines.models.prepare import DEFAULT_ROOT
@@ -122,14 +123,8 @@ def _read(folder: Path) -> Manifest:
 
 def _print(rows: Sequence[Sequence[str]]) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(box=None, pad_edge=False)
-    for name in rows[0]:
-        table.add_column(name, overflow="fold")
-    for row in rows[1:]:
-        table.add_row(*row)
-    Console(highlight=False).print(table)
+    Console(highlight=False).print(bare(rows, words=rows[0]))
 
 
 def _folders(sender: str, receiver: str, models_root: Path) -> tuple[tuple[str, Path], tuple[str, Path]]:

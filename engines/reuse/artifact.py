@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from engines.errors import PairArtifactError
 from engines.models.safetensors_file import Tensor, array_tensor, read, to_array, write
-from engines.reuse.settings import ModelIdentity, Share
+from engines.reuse.settings import ModelIdentity, Share, check_layers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,14 +100,9 @@ class Manifest(_Part):
     def _fits(self) -> Self:
         if len(self.layers) != self.receiver.layers:
             raise ValueError(f"layers names {len(self.layers)}, {self.receiver.name} has {self.receiver.layers}")
-        if any(layer >= self.sender.layers for layer in self.layers):
-            raise ValueError(f"layers names one that {self.sender.name} lacks; it has {self.sender.layers}")
         if self.sender.tokenizer != self.receiver.tokenizer:
             raise ValueError(f"{self.sender.name} and {self.receiver.name} have different tokenizers")
-        if not self.guided:
-            raise ValueError("no layer is left between first_layer and the last one")
-        if not self.layer_top_p.keys() | self.layer_density.keys() <= set(self.guided):
-            raise ValueError("layer_top_p or layer_density names a layer that is not guided")
+        check_layers(self.layers, self.guided, self.sender, self.layer_top_p, self.layer_density)
         return self
 
     @property

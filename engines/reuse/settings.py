@@ -1,6 +1,6 @@
 """What a worker is told about reuse: who it is, what it publishes, and from whom it takes. Free of torch and SGLang."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Self
 
@@ -63,6 +63,34 @@ class PairTuning(BaseModel):
     max_density: Share = 0.7
 
 
+def check_layers(
+    layers: Sequence[int],
+    guided: Collection[int],
+    sender: ModelIdentity,
+    layer_top_p: Collection[int],
+    layer_density: Collection[int],
+) -> None:
+    """Make sure that what is said of a receiver's layers fits.
+
+    Args:
+        layers: sender layer of each.
+        guided: those that are.
+        sender: model that guides them.
+        layer_top_p, layer_density: that have a share or a density of their own.
+
+    Raises:
+        ValueError: says what does not.
+    """
+    if any(layer >= sender.layers for layer in layers):
+        raise ValueError(f"layers names one that {sender.name} lacks; it has {sender.layers}")
+    if not guided:
+        raise ValueError("no layer is left between first_layer and the last one")
+    if not set(layer_top_p) <= set(guided):
+        raise ValueError("layer_top_p names a layer that is not guided")
+    if layer_density and set(layer_density) != set(guided):
+        raise ValueError("layer_density names other layers than are guided")
+
+
 class PairSettings(PairTuning):
     """How a receiver uses one sender's masses.
 
@@ -84,14 +112,7 @@ class PairSettings(PairTuning):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if any(layer >= self.sender.layers for layer in self.layers):
-            raise ValueError(f"layers names one that {self.sender.name} lacks; it has {self.sender.layers}")
-        if not self.guided:
-            raise ValueError("no layer is left between first_layer and the last one")
-        if not self.layer_top_p.keys() <= self.guided.keys():
-            raise ValueError("layer_top_p names a layer that is not guided")
-        if self.layer_density and self.layer_density.keys() != self.guided.keys():
-            raise ValueError("layer_density names other layers than are guided")
+        check_layers(self.layers, self.guided, self.sender, self.layer_top_p, self.layer_density)
         if (self.weights is Weights.FITTED) != (self.artifact is not None):
             raise ValueError("fitted weights come from the artifact of a calibration, and no others do")
         return self

@@ -6,6 +6,7 @@ import itertools
 import statistics
 from typing import TYPE_CHECKING
 
+from crossfill.console_table import ruled
 from engines.calibration.gate import divergence_over, recalled_beyond
 from engines.reuse.study.masks import Mask
 
@@ -28,9 +29,9 @@ _WAY = ("as dense as guided", "KL", "guided ÷ it", "recall", "guided beyond it"
 
 def tables(found: Calibrated) -> Iterator[Table]:
     """What was tried, and what the gate measured; within 80 columns."""
-    yield _table(f"Tried on {found.wanted.choice} texts", CANDIDATES_CAPTION, candidate_rows(found, most=_SHOWN))
-    yield _table("What else is as dense, on texts that nothing was chosen by", WAYS_CAPTION, way_rows(found))
-    yield _table("The gate, on texts that nothing was chosen by", GATE_CAPTION, gate_rows(found))
+    yield ruled(f"Tried on {found.wanted.choice} texts", CANDIDATES_CAPTION, candidate_rows(found, most=_SHOWN))
+    yield ruled("What else is as dense, on texts that nothing was chosen by", WAYS_CAPTION, way_rows(found))
+    yield ruled("The gate, on texts that nothing was chosen by", GATE_CAPTION, gate_rows(found))
 
 
 CANDIDATES_CAPTION = (
@@ -144,14 +145,3 @@ def gate_rows(found: Calibrated) -> list[Sequence[str]]:
 def _figure(one: Measured) -> Sequence[str]:
     interval = "" if one.low is None or one.high is None else f"({one.low:.4f}–{one.high:.4f})"
     return one.name, f"{one.limit:g}", f"{one.value:.4f}", interval, "PASS" if one.passed else "FAIL"
-
-
-def _table(title: str, caption: str, rows: Sequence[Sequence[str]]) -> Table:
-    from rich.table import Table
-
-    table = Table(title=title, caption=caption, caption_justify="left")
-    for place, name in enumerate(rows[0]):
-        table.add_column(name, justify="right" if place else "left")
-    for row in rows[1:]:
-        table.add_row(*row)
-    return table

@@ -94,7 +94,7 @@ def test_an_artifact_is_of_weights_and_tokenizers_and_not_of_names(changed, same
         ({"top_p": 0}, "top_p"),
         ({"layer_top_p": {4: 0.9}}, "not guided"),
         ({"layer_top_p": {2: 1.5}}, "layer_top_p"),
-        ({"layer_density": {1: 0.5}}, "not guided"),
+        ({"layer_density": {2: 0.5}}, "other layers than are guided"),
         ({"gate": [{**GOOD.model_dump(), "value": float("nan")}]}, "finite"),
     ],
 )
