@@ -102,9 +102,11 @@ def calibrate(
     """
     theirs, own = read_identity(*sender), read_identity(*receiver)
     _check(theirs, own, wanted)
-    journal = Journal(kept, [_VERSION, theirs.revision, own.revision, own.tokenizer])
+    journal = Journal(kept, [_VERSION, theirs.revision, own.revision, own.tokenizer, own.template])
     with journal.step("load"):
         networks = Network(load(sender[1])), Network(load(receiver[1]))
+        if not networks[1].tokenizer.chat_template:
+            raise CalibrationDataError(f"{receiver[1]}: has no chat template, so no question can be asked")
         data = _cut(sources, networks[1], wanted)
     work = _Work(networks, theirs, data, wanted, journal, progress)
     found, taken, other, maps, models = _fit(work)

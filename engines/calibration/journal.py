@@ -13,7 +13,8 @@ import logging
 import os
 import time
 import zipfile
-from contextlib import contextmanager
+import zlib
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -126,7 +127,7 @@ def _read(path: Path) -> dict[str, npt.NDArray[np.generic]] | None:
             found = {name: kept[name] for name in kept.files}
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         _log.warning("%s: is not usable and is made anew: %s", path, error)
         return None
     return found if _SECONDS in found else None
@@ -141,4 +142,7 @@ def _write(path: Path, found: Found) -> None:
         partial.write_bytes(content.getvalue())
         partial.replace(path)
     except OSError as error:
+        # What a full disk took of it would only fill it further.
+        with suppress(OSError):
+            partial.unlink()
         raise CalibrationDataError(f"{path}: cannot be written: {error.strerror}") from error

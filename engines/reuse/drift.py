@@ -46,12 +46,19 @@ class Verdict:
 
 
 def compare(dense: torch.Tensor, guided: torch.Tensor) -> Comparison | None:
-    """Compare the logits [V] of two prefills of one prompt; None if either holds what is no number."""
+    """Compare the logits [V] of two prefills of one prompt; None if the dense one's are no numbers.
+
+    Guided logits that are none, or rule out what the dense ones do not, count as far as a distribution over V tokens
+    is from one that holds all of them for equally likely: ln V.
+    """
     # In float64, as small divergences are differences of nearly equal numbers.
     one, other = (logits.double().log_softmax(dim=0) for logits in (dense, guided))
-    divergence = float((one.exp() * (one - other)).sum())
-    if not math.isfinite(divergence):
+    if bool(one.isnan().any()):
         return None
+    # What has no probability adds nothing.
+    divergence = float(((one - other) * one.exp())[one.isfinite()].sum())
+    if not math.isfinite(divergence):
+        return Comparison(math.log(len(dense)), agrees=False)
     return Comparison(max(0.0, divergence), int(dense.argmax()) == int(guided.argmax()))
 
 

@@ -1,5 +1,6 @@
 """A calibration of tiny models from end to end, whose verdicts mean nothing but must follow from what was measured."""
 
+import shutil
 import statistics
 from dataclasses import replace
 
@@ -245,6 +246,13 @@ def test_models_that_share_no_tokenizer_are_refused(folders, tmp_path):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "tokenizer.json").write_text((tmp_path / "tokenizer.json").read_text() + " ")
     with pytest.raises(CalibrationDataError, match="different tokenizers"):
+        calibrate(("large", folders["tiny-llama"]), ("small", tmp_path), built_in(), SMALL)
+
+
+def test_a_receiver_without_a_chat_template_is_refused_at_once(folders, tmp_path):
+    shutil.copytree(folders["tiny-qwen3"], tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").unlink()
+    with pytest.raises(CalibrationDataError, match="no chat template"):
         calibrate(("large", folders["tiny-llama"]), ("small", tmp_path), built_in(), SMALL)
 
 

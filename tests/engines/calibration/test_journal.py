@@ -1,5 +1,9 @@
 """Results of steps that are found again, and those that must not be."""
 
+import errno
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -67,6 +71,31 @@ def test_a_step_that_is_ended_within_is_taken_up_with_its_seconds(tmp_path):
     last = Journal(tmp_path)
     assert last.get("a step", [1], find)["found"] == 5
     assert last.seconds == again.seconds
+
+
+def test_what_a_full_disk_cuts_short_is_taken_away(tmp_path, monkeypatch):
+    def cut_short(path, content):
+        with path.open("wb") as file:
+            file.write(content[:10])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", cut_short)
+    with pytest.raises(CalibrationDataError, match="No space left"):
+        Journal(tmp_path).get("a step", [1], once(5)[0])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_claims_to_be_encrypted_is_made_anew(tmp_path):
+    find, taken = once(5)
+    Journal(tmp_path).get("a step", [1], find)
+    (path,) = tmp_path.iterdir()
+    content = bytearray(path.read_bytes())
+    for place in range(len(content)):
+        if content.startswith(b"PK\x01\x02", place):
+            content[place + 8] |= 1
+    path.write_bytes(content)
+    assert Journal(tmp_path).get("a step", [1], find)["found"] == 5
+    assert len(taken) == 2
 
 
 @pytest.mark.parametrize("damage", [b"", b"PK\x03\x04 broken", b"\x80\x04}q\x00."])

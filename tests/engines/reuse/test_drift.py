@@ -27,10 +27,23 @@ def test_the_same_distribution_has_no_divergence():
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])
-def test_what_is_no_number_is_no_comparison(broken):
+def test_without_a_dense_distribution_there_is_no_comparison(broken):
     bad = torch.tensor([1.0, broken, 0.0])
-    assert compare(torch.zeros(3), bad) is None
     assert compare(bad, torch.zeros(3)) is None
+    assert compare(bad, bad) is None
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), float("-inf")])
+def test_a_broken_guided_distribution_is_far_away(broken):
+    found = compare(torch.zeros(3), torch.tensor([1.0, broken, 0.0]))
+    assert found == Comparison(pytest.approx(math.log(3)), agrees=False)
+
+
+def test_what_both_rule_out_adds_nothing():
+    out = torch.tensor([float("-inf")])
+    dense, guided = logits(0.7, 0.3), logits(0.6, 0.4)
+    found = compare(torch.cat([dense, out]), torch.cat([guided, out]))
+    assert found.divergence == pytest.approx(compare(dense, guided).divergence)
 
 
 def verdicts(limit, divergences, size=8):
