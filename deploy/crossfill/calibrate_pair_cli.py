@@ -32,9 +32,10 @@ def pair(
         typer.Option(help="Text, or JSONL of `text` or `messages`, as the service will see; by default Python's own."),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="Folder of the artifact; by default var/pairs/…")] = None,
-    tokens: Annotated[int, typer.Option(min=640, help="Of a text to fit or choose by, a multiple of 64.")] = 1024,
+    tokens: Annotated[int, typer.Option(min=640, help="Of a text to fit by, a multiple of 64.")] = 1024,
     gate_tokens: Annotated[
-        int | None, typer.Option(min=1024, help="Of a text to judge by, a multiple of 64; by default twice as many.")
+        int | None,
+        typer.Option(min=1024, help="Of a text to choose or judge by, a multiple of 64; by default twice as many."),
     ] = None,
     fit: Annotated[int, typer.Option(min=1, help="Texts to fit weights with.")] = 6,
     train_steps: Annotated[int, typer.Option(min=0, help="Steps of training weights end to end; 0 for none.")] = 0,

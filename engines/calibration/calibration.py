@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from engines.calibration.alignment import Alignment, align
-from engines.calibration.choice import Bounds, first_that_recalls, nearest, rank
+from engines.calibration.choice import Bounds, best_rule, first_that_recalls, nearest, rank
 from engines.calibration.gate import Verdicts, figures
 from engines.calibration.groups import combinations, single_changes
 from engines.calibration.journal import Journal, digest_of
@@ -153,7 +153,7 @@ def _cut(sources: Sequence[Source], network: Network, wanted: Wanted) -> tuple[P
         cut(
             one,
             network.tokenizer,
-            tokens=wanted.tail + (wanted.gate_tokens if one.purpose is Purpose.GATE else wanted.tokens),
+            tokens=wanted.tail + (wanted.tokens if one.purpose is Purpose.FIT else wanted.gate_tokens),
             count=counts[one.purpose],
             seed=wanted.seed,
         )
@@ -236,16 +236,12 @@ def _matrix(weights: np.ndarray) -> torch.Tensor:
 def _search(work: _Work, models: Models) -> tuple[Mapping[Candidate, Tried], Candidate]:
     """All that was tried, and what is chosen."""
     wanted, layers, bounds = work.wanted, models.receiver.layers, Bounds(work.wanted.limits)
-    candidates = [
-        Candidate(first, rule, top_p)
-        for first in wanted.first_layers
-        if first < layers - 1
-        for rule in models.rules
-        if rule in wanted.rules
-        for top_p in wanted.top_ps
-    ]
-    tried = _try(work, models, candidates, "trying candidates")
-    ranked = rank(tried, bounds, layers)
+    widest, *others = [first for first in sorted(wanted.first_layers) if first < layers - 1]
+    rules = [rule for rule in models.rules if rule in wanted.rules]
+    tried = _try(work, models, _candidates([widest], rules, wanted), "trying rules")
+    rule = best_rule(tried)
+    tried |= _try(work, models, _candidates(others, [rule], wanted), "trying candidates")
+    ranked = rank({one: found for one, found in tried.items() if one.rule is rule}, bounds, layers)
     if not ranked:
         return tried, nearest(tried)
     chosen = first_that_recalls(ranked, partial(_recalls, work, models), partial(work.progress, "recalling"))
@@ -258,6 +254,10 @@ def _search(work: _Work, models: Models) -> tuple[Mapping[Candidate, Tried], Can
     better = [one for one in rank(found, bounds, layers) if _saves_more(found[one], tried[chosen])]
     recalling = (one for one in better[:_MOST_RECALLED] if _recalls(work, models, one))
     return {**tried, **found}, next(recalling, chosen)
+
+
+def _candidates(first_layers: Sequence[int], rules: Sequence[Rule], wanted: Wanted) -> list[Candidate]:
+    return [Candidate(first, rule, top_p) for first in first_layers for rule in rules for top_p in wanted.top_ps]
 
 
 def _saves_more(own: Tried, other: Tried) -> bool:
@@ -295,7 +295,7 @@ def _recalls(work: _Work, models: Models, candidate: Candidate) -> bool:
     given = [_told(models, candidate), seed, wanted.choice_needles]
     found, texts = Verdicts(), work.texts(Purpose.CHOICE)
     for number, group in enumerate(asked):
-        prose = texts[number % len(texts)][: wanted.tokens]
+        prose = texts[number % len(texts)][: wanted.gate_tokens]
         find = partial(judge.remember, group, prose, number)
         found.add_conversation(work.journal.get("recall", [number, list(prose), given], find))
     lost = sum(found.recalled[Mask.DENSE]) - sum(found.recalled[Mask.GUIDED])

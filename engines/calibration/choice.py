@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from engines.calibration.gate import Limits
-    from engines.calibration.trial import Candidate, Tried
+    from engines.calibration.trial import Candidate, Rule, Tried
 
-# Of what the gate allows, the share that a choice may use: it is made on few texts, and the gate judges intervals.
-_DIVERGENCE_MARGIN, _AGREEMENT_MARGIN = 0.5, 0.8
+# Whose logarithm is taken; what looks everywhere diverges by nothing.
+_LEAST_DIVERGENCE = 1e-9
+# Of what the gate allows, the share that a choice may use: it is made on few texts, and the gate judges the
+# unfavourable end of an interval, which for eight texts may be twice the mean.
+_DIVERGENCE_MARGIN, _AGREEMENT_MARGIN = 0.35, 0.6
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,22 @@ def rank(found: Mapping[Candidate, Tried], bounds: Bounds, layers: int) -> list[
     """
     within = [one for one, tried in found.items() if bounds.hold_of(tried)]
     return sorted(within, key=lambda one: found[one].saved(one, layers), reverse=True)
+
+
+def best_rule(found: Mapping[Candidate, Tried]) -> Rule:
+    """The rule that is nearest to the dense run at equal density.
+
+    Args:
+        found: of every rule the same first layer and the same shares, all layers alike.
+    """
+    points: dict[Rule, list[tuple[float, float]]] = {}
+    for one, tried in found.items():
+        far = math.log(max(statistics.fmean(tried.divergence), _LEAST_DIVERGENCE))
+        points.setdefault(one.rule, []).append((statistics.fmean(tried.density), far))
+    # Where all have been: beyond its points nothing is known of a rule.
+    low, high = max(min(of)[0] for of in points.values()), min(max(of)[0] for of in points.values())
+    curves = {rule: tuple(zip(*sorted(of), strict=True)) for rule, of in points.items()}
+    return min(curves, key=lambda rule: float(np.interp((low + high) / 2, *curves[rule])))
 
 
 def nearest(found: Mapping[Candidate, Tried]) -> Candidate:

@@ -26,8 +26,8 @@ class Wanted:
     """What to calibrate with.
 
     Attributes:
-        tokens: of the prefix of a text to fit or to choose by, whole row blocks.
-        gate_tokens: of the prefix of a text to judge by, and of a conversation about facts.
+        tokens: of the prefix of a text to fit by, whole row blocks.
+        gate_tokens: of the prefix of a text to choose or to judge by, and of a conversation about facts.
         tail: tokens after a prefix that are predicted.
         fit, choice, gate: how many texts of each source for that purpose.
         choice_needles, needles: facts to recall, to choose by and to judge by.

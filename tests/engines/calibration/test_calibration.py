@@ -138,11 +138,12 @@ def test_a_pair_is_calibrated_and_its_artifact_says_so(folders, tmp_path):
         progress=lambda stage, done, total: seen.append((stage, done, total)),
     )
     assert found.chosen in found.tried
-    # Two first layers, four rules, two top-p; and what was tried of groups of layers.
-    assert sum(not one.layer_top_p for one in found.tried) == 2 * 4 * 2
+    # Four rules and two top-p, one of the rules from another layer on too; and what was tried of groups of layers.
+    assert sum(not one.layer_top_p for one in found.tried) == (4 + 1) * 2
+    assert {one.rule for one in found.tried if one.first_layer == 1} == {found.chosen.rule}
     assert len(found.losses) == 2
-    best = max(found.tried, key=lambda one: found.tried[one].saved(one, found.receiver.layers))
-    assert found.chosen == best
+    of_rule = [one for one in found.tried if one.rule is found.chosen.rule]
+    assert found.chosen == max(of_rule, key=lambda one: found.tried[one].saved(one, found.receiver.layers))
     assert {one.purpose for one in found.data} == set(Purpose)
     assert {stage for stage, _, _ in seen} == {
         "reading",
@@ -150,6 +151,7 @@ def test_a_pair_is_calibrated_and_its_artifact_says_so(folders, tmp_path):
         "fitting weights",
         "fitting maps",
         "training weights",
+        "trying rules",
         "trying candidates",
         "trying groups of layers",
         "trying combinations",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engines.calibration.choice import Bounds, first_that_recalls, nearest, rank
+from engines.calibration.choice import Bounds, best_rule, first_that_recalls, nearest, rank
 from engines.calibration.gate import Limits
 from engines.calibration.groups import GROUPS, combinations, groups_of, single_changes
 from engines.calibration.trial import Candidate, Rule, Tried
@@ -20,16 +20,28 @@ def candidate(top_p, first=1):
 
 def test_those_within_bounds_are_ranked_by_what_they_leave_out():
     found = {
-        candidate(0.8): tried(0.006, density=0.2),
-        candidate(0.9): tried(0.004, density=0.4),
+        candidate(0.8): tried(0.0036, density=0.2),
+        candidate(0.9): tried(0.0034, density=0.4),
         candidate(0.9, first=3): tried(0.003, density=0.39),
         candidate(0.95): tried(0.002, density=0.5),
-        candidate(0.96): tried(0.002, agreement=0.955, density=0.45),
+        candidate(0.96): tried(0.002, agreement=0.965, density=0.45),
         candidate(0.99): tried(0.001, density=0.75),
     }
-    # Half of the limit of divergence, four fifths of that of disagreement, and all of that of density.
+    # A third of the limit of divergence, three fifths of that of disagreement, and all of that of density.
     assert rank(found, BOUNDS, 8) == [candidate(0.9), candidate(0.95), candidate(0.9, first=3)]
     assert nearest(found) == candidate(0.99)
+
+
+def test_rules_are_compared_where_they_are_equally_dense():
+    """At equal top-p the fitted rule diverges less, as it keeps more; at equal density the other does."""
+    fitted = {Candidate(1, Rule.FITTED, top_p): of for top_p, of in ((0.8, (0.008, 0.4)), (0.9, (0.002, 0.6)))}
+    trained = {Candidate(1, Rule.TRAINED, top_p): of for top_p, of in ((0.8, (0.009, 0.3)), (0.9, (0.0025, 0.5)))}
+    found = {one: tried(divergence, density=density) for one, (divergence, density) in (fitted | trained).items()}
+    assert best_rule(found) is Rule.TRAINED
+    trained = {Candidate(1, Rule.TRAINED, top_p): of for top_p, of in ((0.8, (0.016, 0.3)), (0.9, (0.005, 0.5)))}
+    found = {one: tried(divergence, density=density) for one, (divergence, density) in (fitted | trained).items()}
+    assert best_rule(found) is Rule.FITTED
+    assert best_rule({candidate(0.9): tried(0.0)}) is Rule.FITTED
 
 
 @pytest.mark.parametrize("first", range(6))
@@ -68,7 +80,7 @@ def test_changes_are_combined_as_far_as_the_sum_of_what_they_cost_is_within_boun
         (2, 0.8): tried(0.009, density=0.3),
         (3, 0.95): tried(0.001, density=0.55),
     }
-    found = combinations(chosen, tried(0.002), singles, guided, BOUNDS)
+    found = combinations(chosen, tried(0.002), singles, guided, Bounds(Limits(divergence=0.015)))
     assert found[0].layer_top_p == ((1, 0.8), (2, 0.8))
     # More mass in one group pays for less in others, if that leaves out more in all.
     assert ((1, 0.8), (2, 0.8), (4, 0.95)) in [one.layer_top_p for one in found]
