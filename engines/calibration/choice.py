@@ -65,8 +65,8 @@ def best_rule(found: Mapping[Candidate, Tried]) -> Rule:
         points.setdefault(one.rule, []).append((statistics.fmean(tried.density), far))
     # Where all have been: beyond its points nothing is known of a rule.
     low, high = max(min(of)[0] for of in points.values()), min(max(of)[0] for of in points.values())
-    curves = {rule: tuple(zip(*sorted(of), strict=True)) for rule, of in points.items()}
-    return min(curves, key=lambda rule: float(np.interp((low + high) / 2, *curves[rule])))
+    curves = {rule: np.array(sorted(of)).T for rule, of in points.items()}
+    return min(curves, key=lambda rule: float(np.interp((low + high) / 2, curves[rule][0], curves[rule][1])))
 
 
 def nearest(found: Mapping[Candidate, Tried]) -> Candidate:
