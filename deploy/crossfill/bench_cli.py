@@ -100,6 +100,7 @@ def reuse(
     ] = None,
     top_p: Annotated[float, typer.Option(min=0.01, max=1.0, help="Attention mass to keep.")] = 0.95,
     first_layer: Annotated[int, typer.Option(min=0, help="First guided layer.")] = 3,
+    artifact: Annotated[Path | None, typer.Option(help="Folder of a calibration, which says all that instead.")] = None,
     tokens: Annotated[str, typer.Option(help="Lengths of prompts.")] = "1024,2048,4096,7680",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of every time to first token.")] = 12,
     texts: Annotated[int, typer.Option(min=1, help="Continuations of each length.")] = 3,
@@ -130,6 +131,7 @@ def reuse(
         first_layer=first_layer,
         weights=weights,
         top_p=top_p,
+        artifact=artifact,
     )
     lengths = tuple(int(part) for part in tokens.split(","))
     bench = ReuseBench(pair, receiver, lengths, rounds=rounds, texts=texts, needles=needles, seed=seed)

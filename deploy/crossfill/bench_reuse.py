@@ -23,6 +23,7 @@ from crossfill.bench_reuse_workers import Rounds, Worker, measure
 from crossfill.bench_worker import started
 from crossfill.errors import BenchError
 from crossfill.ports import Ports
+from crossfill.reuse_plan import calibrated
 from engines.config import WorkerConfig
 from engines.reuse.identity import read_identity
 from engines.reuse.settings import PairSettings, ReuseSettings, Weights, align_suffix
@@ -56,6 +57,7 @@ def read_pair(
     first_layer: int = 3,
     weights: Weights | None = None,
     top_p: float = 0.95,
+    artifact: Path | None = None,
 ) -> PairSettings:
     """How `receiver` is to use `sender`.
 
@@ -63,13 +65,20 @@ def read_pair(
         folders: of both models, by name.
         layers: sender layer of each receiver layer; by default the known ones of the demo pair, else the last ones.
         weights: how heads are mixed; by default `identity` for the demo pair, whose heads were one, else `uniform`.
+        artifact: folder of a calibration that says all of this instead.
 
     Raises:
         BenchError: the models cannot share.
+        StartError: the artifact cannot be used.
     """
     theirs, own = read_identity(sender, folders[sender]), read_identity(receiver, folders[receiver])
     if theirs.tokenizer != own.tokenizer:
         raise BenchError(f"{receiver} cannot use what {sender} leaves: they have different tokenizers")
+    if artifact is not None:
+        pair = calibrated(artifact.absolute(), theirs, own)
+        if pair.refused is not None:
+            raise BenchError(f"{artifact}: workers would take nothing by it: {pair.refused.value}")
+        return pair
     is_demo = (sender, receiver) == (SENDER, RECEIVER)
     if not layers and is_demo:
         layers = [layer for layer in range(theirs.layers) if layer not in _DROPPED]

@@ -62,7 +62,7 @@ def _pair(pair: PairConfig, identities: Mapping[str, ModelIdentity]) -> PairSett
     if sender.tokenizer != receiver.tokenizer:
         raise StartError(f"{what} have different tokenizers, so neither knows the other's tokens")
     if pair.artifact is not None:
-        return _calibrated(pair.artifact, sender, receiver)
+        return calibrated(pair.artifact, sender, receiver)
     layers = align_suffix(receiver.layers, sender.layers) if pair.layers == "suffix" else pair.layers
     if len(layers) != receiver.layers:
         raise StartError(
@@ -75,8 +75,12 @@ def _pair(pair: PairConfig, identities: Mapping[str, ModelIdentity]) -> PairSett
         raise StartError(f"{what}: {_told(error)}") from error
 
 
-def _calibrated(folder: Path, sender: ModelIdentity, receiver: ModelIdentity) -> PairSettings:
-    """A pair as its calibration wants it; refused, as workers will tell, if the gate did or the models are others."""
+def calibrated(folder: Path, sender: ModelIdentity, receiver: ModelIdentity) -> PairSettings:
+    """A pair as its calibration wants it; refused, as workers will tell, if the gate did or the models are others.
+
+    Raises:
+        StartError: the artifact cannot be read, or is of models of other shapes.
+    """
     try:
         manifest = read_manifest(folder)
     except PairArtifactError as error:
