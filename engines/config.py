@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from engines import platform
-from engines.plugin import ATTENTION_BACKEND, INNER_VARIABLE, INTERPRET_VARIABLE
+from engines.plugin import ATTENTION_BACKEND, INNER_VARIABLE, INTERPRET_VARIABLE, MAPPED_MODELS
 from engines.reuse.settings import VARIABLE, ReuseSettings
 
 Device = Literal["cpu", "cuda"]
@@ -106,6 +106,9 @@ class WorkerConfig(WorkerSettings):
             env[INTERPRET_VARIABLE] = "1"
         if self.reuse is not None:
             env[VARIABLE] = self.reuse.model_dump_json()
+            if any(pair.uses_maps for pair in self.reuse.pairs):
+                # SGLang then takes these in the place of its own models of the same names.
+                env["SGLANG_EXTERNAL_MODEL_PACKAGE"] = MAPPED_MODELS
         if Path(self.model_path).is_dir():
             env["HF_HUB_OFFLINE"] = "1"
         return env

@@ -5,6 +5,7 @@ EngineError
 ├── WorkerConfigError          the operator must correct a worker's settings
 ├── UnsupportedModelError      the model needs something that our attention backend does not compute
 ├── MassRecordError            a record of masses does not hold what its name says; the layer is computed densely
+├── MapRecordError             a record of maps does not hold what its name says; the layer is guided
 ├── CalibrationDataError       texts for a calibration cannot be read, or are too few
 ├── CalibrationFitError        weights of a pair's heads cannot be fitted to what was measured
 ├── PairArtifactError          the files of a calibrated pair cannot be used; the pair is not reused
@@ -46,3 +47,7 @@ class PairArtifactError(EngineError):
 
 class MassRecordError(EngineError):
     """The payload of a record is not the block masses that were asked for."""
+
+
+class MapRecordError(EngineError):
+    """The payload of a record is not the map that was asked for."""

@@ -20,6 +20,9 @@ ATTENTION_BACKEND = "crossfill"
 INNER_VARIABLE = "CROSSFILL_INNER_BACKEND"
 """Of a worker's environment: SGLang's backend that computes what is not reused; ours alone if not set."""
 
+MAPPED_MODELS = "engines.mapped_models"
+"""Package that SGLang takes models from, before its own, in a worker that uses maps."""
+
 INTERPRET_VARIABLE = "CROSSFILL_INTERPRET_TRITON"
 """Of a worker's environment: set if the attention of reuse is to run in Triton's interpreter."""
 
@@ -139,8 +142,8 @@ def _interpret_triton() -> None:
     from crossfill_kernels.interpretation import interpret_kernels
 
     interpret_kernels()
-    # These two run on the scheduler's thread alone; the interpreter is not made for several threads.
-    dispatch.force("triton", {"block_mass", "guided_attention"})
+    # These run on the scheduler's thread alone; the interpreter is not made for several threads.
+    dispatch.force("triton", {"block_mass", "guided_attention", "map_attention"})
 
 
 def _unsuited(server_args: Any) -> str | None:
@@ -170,6 +173,11 @@ def _make_engine(runner: Any) -> "ReuseEngine | None":
         raise SystemExit(f"crossfill: reuse does not work with SGLang's {option}; leave that out, or the model's pairs")
     pool = runner.token_to_kv_pool
     engine = assemble(settings, slots=pool.get_key_buffer(0).shape[0])
+    if engine.uses_maps:
+        # The package of these is imported by SGLang itself, if at all.
+        from engines.mapped_models.attention import skips_queries
+
+        engine.layers.skips_queries = skips_queries(runner.model)
     _parts()[0].engine = engine
     if settings.is_shadowed:
         shadow = _shadow_part()

@@ -9,11 +9,13 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import yaml
+
+from cache_store.pool.shared_memory import FOLDER
 
 # In-process imports of SGLang see the platform that workers see.
 os.environ.setdefault("SGLANG_PLATFORM", "crossfill_cpu")
@@ -23,6 +25,7 @@ LARGE, SMALL = "smollm2-135m-instruct", "smollm2-113m-healed"
 # Of the large model, those that the small one was made of.
 KEPT_LAYERS = [layer for layer in range(30) if layer not in {3, 4, 5, 12, 25, 26}]
 START_TIMEOUT_S = 500
+POOL_BYTES = 256 * 2**20
 
 
 @pytest.fixture(scope="session")
@@ -40,6 +43,7 @@ class Stack:
     workers: dict[str, list[str]]
     output: Path
     logs: Path
+    pool: str = ""
     large: str = LARGE
     small: str = SMALL
 
@@ -123,13 +127,13 @@ def _starting(folder: Path, models_root: Path) -> Iterator[Callable[[dict], Stac
 
 @pytest.fixture(scope="session")
 def stack(tmp_path_factory: pytest.TempPathFactory, models_root: Path):
-    """The demo pair, and two tiny models whose prompts are prefilled in chunks of 64, behind one router.
+    """The demo pair, and three tiny models whose prompts are prefilled in chunks of 64, behind one router.
 
-    The small ones of both pairs take what the large ones leave; the tiny one looks everywhere, so it computes what it
+    The small ones of all pairs take what the large ones leave; the tiny ones look everywhere, so they compute what they
     would compute alone.
     """
     chunked = {"chunked_prefill_size": 64, "max_total_tokens": 8192}
-    folder = tmp_path_factory.mktemp("stack")
+    folder, pool = tmp_path_factory.mktemp("stack"), f"tests-{os.getpid()}"
     tiny = {"sender": "tiny-llama", "receiver": "tiny-qwen3", "layers": [0, 0, 1, 1, 2, 3], "first_layer": 1}
     config = {
         "store": {"url": f"lmdb://{folder}/store"},
@@ -145,7 +149,20 @@ def stack(tmp_path_factory: pytest.TempPathFactory, models_root: Path):
                     "max_density": 1.0,
                 },
                 {**tiny, "top_p": 1.0, "min_tokens": 64, "max_density": 1.0},
+                # The same model under another name, which computes no queries of what the first one has packed.
+                {
+                    "sender": "tiny-llama",
+                    "receiver": "tiny-twin",
+                    "first_layer": 0,
+                    "weights": "identity",
+                    "mode": "map",
+                    "map_top_p": 1.0,
+                    "top_p": 1.0,
+                    "min_tokens": 64,
+                    "max_density": 1.0,
+                },
             ],
+            "maps": {"pool": pool, "pool_bytes": POOL_BYTES, "dtype": "float32"},
             # A busy machine must not decide whether a test sees reuse.
             "wait_s": 5.0,
             "wait_share": 1e6,
@@ -157,9 +174,11 @@ def stack(tmp_path_factory: pytest.TempPathFactory, models_root: Path):
             {"name": LARGE, "source": LARGE},
             {"name": "tiny-llama", "source": "tiny-llama", "worker": chunked},
             {"name": "tiny-qwen3", "source": "tiny-qwen3", "worker": chunked},
+            {"name": "tiny-twin", "source": "tiny-llama", "worker": chunked},
         ],
         "routing": {"ladder": [SMALL, LARGE]},
     }
-    running = _start(folder, config, models_root)
+    running = replace(_start(folder, config, models_root), pool=pool)
     yield running
     assert running.stop() == 0, running.output.read_text()
+    assert not list(FOLDER.glob(f"*{pool}")), "the block pool outlived its workers"

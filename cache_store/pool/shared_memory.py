@@ -49,13 +49,14 @@ def open_pool(name: str, geometry: Geometry, *, folder: Path = FOLDER, deadline_
     return SharedMemoryPool(open_segment(folder / f"{_PREFIX}{name}", geometry, deadline_s))
 
 
-def remove_abandoned(*, folder: Path = FOLDER, deadline_s: float = 1.0) -> list[str]:
-    """Remove the pools that no living process has open; their names. Files that cannot be judged stay.
+def remove_abandoned(name: str = "*", *, folder: Path = FOLDER, deadline_s: float = 1.0) -> list[str]:
+    """Remove the pool of this name, or all, if no living process has them open; their names.
 
-    What is published in a pool outlives its processes, so this is for whoever starts or ends all of them.
+    Files that cannot be judged stay. What is published in a pool outlives its processes, so this is for whoever starts
+    or ends all of them.
     """
     removed = []
-    for path in sorted(folder.glob(f"{_PREFIX}*")):
+    for path in sorted(folder.glob(f"{_PREFIX}{name}")):
         with suppress(StoreVersionError, StoreUnavailableError):
             if remove_if_abandoned(path, deadline_s):
                 removed.append(path.name.removeprefix(_PREFIX))

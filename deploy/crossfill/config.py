@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from engines.config import WorkerConfig, WorkerSettings
-from engines.reuse.settings import PairTuning, ReuseSettings, ShadowSettings, Weights
+from engines.reuse.settings import MapSettings, PairTuning, ReuseSettings, ShadowSettings, Weights
 from router.config import (
     CostConfig,
     ModelConfig,
@@ -95,6 +95,7 @@ class ReuseConfig(Section):
     wait_s: float = Field(default=0.02, ge=0, le=10, allow_inf_nan=False)
     wait_share: float = Field(default=0.5, ge=0, allow_inf_nan=False)
     shadow: ShadowSettings = ShadowSettings()
+    maps: MapSettings = MapSettings()
 
 
 class SupervisorConfig(Section):

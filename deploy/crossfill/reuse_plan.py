@@ -36,13 +36,19 @@ def reuse_settings(config: StackConfig, folders: Mapping[str, Path | str]) -> di
     identities = {name: _identity(name, folders[sources[name]]) for name in sorted(names)}
     pairs: dict[str, list[PairSettings]] = {name: [] for name in names}
     publish: dict[str, set[int]] = {name: set() for name in names}
+    maps: dict[str, dict[int, float]] = {name: {} for name in names}
     for pair in config.reuse.pairs:
         settled = _pair(pair, identities)
         pairs[pair.receiver].append(settled)
         if settled.refused is None:
             publish[pair.sender] |= set(settled.guided.values())
+        if settled.refused is None and settled.uses_maps:
+            kept = maps[pair.sender]
+            # Of several receivers the one that wants most of a layer is served, and so are all others.
+            kept |= {layer: max(settled.map_top_p, kept.get(layer, 0.0)) for layer in settled.guided.values()}
     return {
-        name: _settings(config, identity, sorted(publish[name]), pairs[name]) for name, identity in identities.items()
+        name: _settings(config, identity, (sorted(publish[name]), maps[name]), pairs[name])
+        for name, identity in identities.items()
     }
 
 
@@ -109,17 +115,19 @@ def calibrated(folder: Path, sender: ModelIdentity, receiver: ModelIdentity) -> 
 
 
 def _settings(
-    config: StackConfig, model: ModelIdentity, publish: list[int], pairs: list[PairSettings]
+    config: StackConfig, model: ModelIdentity, publish: tuple[list[int], dict[int, float]], pairs: list[PairSettings]
 ) -> ReuseSettings:
     try:
         return ReuseSettings(
             model=model,
-            publish=tuple(publish),
+            publish=tuple(publish[0]),
+            publish_maps=publish[1],
             pairs=tuple(pairs),
             store=config.store,
             wait_s=config.reuse.wait_s,
             wait_share=config.reuse.wait_share,
             shadow=config.reuse.shadow,
+            maps=config.reuse.maps,
         )
     except ValidationError as error:
         raise StartError(f"reuse.pairs: {_told(error)}") from error

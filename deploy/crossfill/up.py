@@ -13,6 +13,7 @@ from pathlib import Path
 import aiohttp
 from rich.console import Console
 
+from cache_store.pool.shared_memory import remove_abandoned
 from crossfill.board import Board
 from crossfill.child import Child, ChildSpec, State
 from crossfill.config import StackConfig
@@ -58,7 +59,11 @@ def up(
         folders = prepare_sources([m.source for m in config.models if m.source is not None], models_root)
         plan = make_plan(config, folders, state_dir, ports)
         write_router_file(plan)
-        asyncio.run(_serve(config, plan, console, clock))
+        try:
+            asyncio.run(_serve(config, plan, console, clock))
+        finally:
+            # What is in it outlives its processes, but not by hours and in the memory of others.
+            remove_abandoned(config.reuse.maps.pool)
     return 0
 
 

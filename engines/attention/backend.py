@@ -13,6 +13,7 @@ from crossfill_kernels import dispatch
 from crossfill_kernels.native import library
 from crossfill_kernels.paged_attention import Slots, as_slots, paged_attention
 from crossfill_kernels.rows import Rows, newest_rows
+from engines.attention import mapped
 from engines.errors import UnsupportedModelError
 from engines.metrics import AttentionMetrics
 
@@ -63,12 +64,15 @@ class CrossfillAttentionBackend(AttentionBackend):  # type: ignore[misc]  # SGLa
         self._reuse = reuse
         # Opened here, a missing library is warned about at start and not in the first request.
         library.load()
+        self._maps = make_mapped_forward(self._pool, reuse)
         self._plan: tuple[_Sequence, ...] = ()
         self._phase, self._seconds = "extend", 0.0
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
         """Find every request's rows and cache slots, once a forward pass and not once a layer."""
         mode = forward_batch.forward_mode
+        if self._maps is not None:
+            self._maps.chunks = ()
         if mode.is_idle():
             self._plan = ()
             return
@@ -86,6 +90,8 @@ class CrossfillAttentionBackend(AttentionBackend):  # type: ignore[misc]  # SGLa
         if self._reuse is not None and mode.is_decode():
             self._reuse.note_decode(self._req_to_token, forward_batch.req_pool_indices, forward_batch.seq_lens_cpu)
         self._plan = tuple(plan)
+        if self._maps is not None:
+            self._maps.chunks = [(slice(s.start, s.stop), s.chunk) for s in plan if s.chunk is not None]
         self._phase, self._seconds = "decode" if mode.is_decode() else "extend", 0.0
         self._metrics.rows.labels(self._phase).inc(start)
         self._metrics.passes.labels(self._phase).inc()
@@ -130,7 +136,9 @@ class CrossfillAttentionBackend(AttentionBackend):  # type: ignore[misc]  # SGLa
             if s.chunk is None or self._reuse is None:
                 paged_attention(query[own], keys, values, s.slots, s.rows, scale=layer.scaling, out=out[own])
             else:
-                self._reuse.attend(s.chunk, layer.layer_id, query[own], keys, values, scale=layer.scaling, out=out[own])
+                layers, number = self._reuse.layers, layer.layer_id
+                done = layers.attend_maps(s.chunk, number, values, out[own])
+                layers.attend(s.chunk, number, query[own], keys, values, scale=layer.scaling, out=out[own], done=done)
         self._seconds += time.perf_counter() - started_s
         if layer.layer_id == self._last_layer:
             self._finish_pass()
@@ -154,6 +162,18 @@ class CrossfillAttentionBackend(AttentionBackend):  # type: ignore[misc]  # SGLa
     @property
     def _rows(self) -> int:
         return self._plan[-1].stop if self._plan else 0
+
+
+def make_mapped_forward(pool: Any, reuse: "ReuseEngine | None") -> mapped.MappedForward | None:
+    """What models ask that can do without queries (`engines.mapped_models`); None if this worker uses no maps."""
+    if reuse is None or not reuse.uses_maps:
+        mapped.set_current(None)
+        return None
+    device = pool.get_value_buffer(0).device
+    aside = mapped.SideStream(device) if device.type == "cuda" else mapped.AtOnce()
+    forward = mapped.MappedForward(pool, reuse.layers, aside)
+    mapped.set_current(forward)
+    return forward
 
 
 def check_pool(runner: Any) -> None:

@@ -5,6 +5,7 @@ Written against SGLang's interface and run with SGLang's `torch_native` on a CPU
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from sglang.srt.mem_cache.memory_pool import KVWriteLoc
 
 from crossfill_kernels import dispatch
 from crossfill_kernels.rows import newest_rows
-from engines.attention.backend import check_layers, check_pool
+from engines.attention.backend import check_layers, check_pool, make_mapped_forward
 from engines.metrics import AttentionMetrics
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Beside:
         self._pool = runner.token_to_kv_pool
         self._reuse = reuse
         self._metrics = metrics or AttentionMetrics()
+        self._maps = make_mapped_forward(self._pool, reuse)
         self._chunks: tuple[Chunk, ...] = ()
         self._plan: Callable[[Any], None] | None = None
         self._extend: Callable[..., torch.Tensor] | None = None
@@ -57,6 +59,7 @@ class Beside:
         assert self._plan is not None
         self._plan(forward_batch)
         mode, self._chunks = forward_batch.forward_mode, ()
+        self._tell_maps()
         if mode.is_idle():
             return
         requests, lengths = forward_batch.req_pool_indices, forward_batch.seq_lens_cpu
@@ -70,6 +73,7 @@ class Beside:
             self._reuse.chunk(request_id, newest_rows(new, length), self._req_to_token[request, :length])
             for request_id, request, length, new in planned
         )
+        self._tell_maps()
 
     def forward_extend(
         self,
@@ -83,7 +87,7 @@ class Beside:
     ) -> torch.Tensor:
         """Attention of the new rows of every request; arguments and result as SGLang's backends have them."""
         assert self._extend is not None
-        if any(self._reuse.concerns(chunk, layer.layer_id) for chunk in self._chunks) and not extras:
+        if any(self._reuse.layers.concerns(chunk, layer.layer_id) for chunk in self._chunks) and not extras:
             out = self._reused(q, k, v, layer, forward_batch, save_kv_cache=save_kv_cache)
         else:
             out = self._extend(q, k, v, layer, forward_batch, save_kv_cache=save_kv_cache, **extras)
@@ -103,6 +107,16 @@ class Beside:
         out, start = torch.zeros_like(query), 0
         for chunk in self._chunks:
             own = slice(start, start + chunk.rows.count)
-            self._reuse.attend(chunk, layer.layer_id, query[own], keys, values, scale=layer.scaling, out=out[own])
+            layers, number = self._reuse.layers, layer.layer_id
+            done = layers.attend_maps(chunk, number, values, out[own])
+            layers.attend(chunk, number, query[own], keys, values, scale=layer.scaling, out=out[own], done=done)
             start = own.stop
         return out.view(q.shape[0], -1)
+
+    def _tell_maps(self) -> None:
+        if self._maps is not None:
+            starts = itertools.accumulate((chunk.rows.count for chunk in self._chunks), initial=0)
+            self._maps.chunks = [
+                (slice(start, start + chunk.rows.count), chunk)
+                for start, chunk in zip(starts, self._chunks, strict=False)
+            ]

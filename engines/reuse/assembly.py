@@ -14,8 +14,14 @@ from cache_store.client.fetch import Fetcher
 from cache_store.client.publish import Publisher
 from cache_store.errors import StoreError
 from cache_store.metrics import StoreMetrics
+from cache_store.pool.geometry import Geometry
+from cache_store.pool.metrics import PoolMetrics
+from cache_store.pool.shared_memory import open_pool
 from cache_store.store import open_store_later
 from engines.reuse.engine import ReuseEngine
+from engines.reuse.map_reader import MapReader
+from engines.reuse.map_sender import MapSender
+from engines.reuse.map_storage import map_storage
 from engines.reuse.metrics import ReuseMetrics
 from engines.reuse.receiver import Receiver
 from engines.reuse.refusal import Refusal
@@ -24,6 +30,9 @@ from engines.reuse.shadow import Shadow
 from engines.reuse.shadow_metrics import ShadowMetrics
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from cache_store.pool.shared_memory import SharedMemoryPool
     from cache_store.store import Store
     from engines.reuse.settings import ReuseSettings
 
@@ -43,16 +52,40 @@ def assemble(settings: ReuseSettings, *, slots: int, store: Store | None = None)
     metrics = ReuseMetrics()
     told = settings.store
     fetcher = Fetcher(store, told.fetch_threads, told.fetches_in_flight, held_bytes=told.fetched_bytes)
-    sender = None
+    sender = packer = None
+    pool = _open_pool(settings) if settings.has_maps else None
+    maps = MapReader(pool, map_storage(pool), _log) if pool else None
     if settings.publish:
         publisher = Publisher(store, told.queue_bytes)
         sender = Sender(publisher, metrics, most_bytes=settings.capture_bytes, wait_s=told.fetch_deadline_s)
-    receiver = Receiver(settings, fetcher, metrics)
+        if pool and settings.publish_maps:
+            packer = MapSender(
+                pool,
+                store,
+                publisher,
+                metrics,
+                top_p=settings.publish_maps,
+                renormalise=settings.maps.renormalise,
+                most_bytes=settings.maps.capture_bytes,
+                wait_s=told.fetch_deadline_s,
+            )
+    receiver = Receiver(settings, fetcher, metrics, maps=maps)
     takes = ", ".join(pair.sender.name for pair in settings.pairs) or "nobody"
     _log.info("%s publishes %d layers and takes from %s", settings.model.name, len(settings.publish), takes)
     # The first time opens the store, which is not left to the first request: it would go without.
-    threading.Thread(target=watch, args=(store, threading.Event()), name="crossfill-watch", daemon=True).start()
-    return ReuseEngine(settings, fetcher, receiver, sender, metrics, slots=slots)
+    looks = [store.stats, *([PoolMetrics(pool).refresh] if pool else [])]
+    threading.Thread(target=watch, args=(looks, threading.Event()), name="crossfill-watch", daemon=True).start()
+    return ReuseEngine(settings, fetcher, receiver, sender, metrics, slots=slots, maps=maps, packer=packer)
+
+
+def _open_pool(settings: ReuseSettings) -> SharedMemoryPool | None:
+    """The machine's block pool; None, logged, if it cannot be opened: every layer is then guided."""
+    told = settings.maps
+    try:
+        return open_pool(told.pool, Geometry.within(told.pool_bytes, told.dtype))
+    except StoreError as error:
+        _log.error("no maps are packed or used, layers are guided instead: %s", error)
+        return None
 
 
 def assemble_shadow(settings: ReuseSettings, engine: ReuseEngine) -> Shadow:
@@ -64,11 +97,12 @@ def assemble_shadow(settings: ReuseSettings, engine: ReuseEngine) -> Shadow:
     return Shadow(told, senders, ShadowMetrics(senders), exclude)
 
 
-def watch(store: Store, ended: threading.Event, refresh_s: float = _REFRESH_S) -> None:
-    """Look at the size of the store now and every `refresh_s` seconds, for its gauges, until `ended` is set."""
+def watch(looks: Sequence[Callable[[], object]], ended: threading.Event, refresh_s: float = _REFRESH_S) -> None:
+    """Look at what has gauges now and every `refresh_s` seconds, until `ended` is set."""
     while True:
-        # Counted and logged where it fails; the next call tries again.
-        with suppress(StoreError):
-            store.stats()
+        for look in looks:
+            # Counted and logged where it fails; the next call tries again.
+            with suppress(StoreError):
+                look()
         if ended.wait(refresh_s):
             return

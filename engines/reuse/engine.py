@@ -8,21 +8,18 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cache_store.seldom import SeldomLog
-from crossfill_kernels.block_mass import block_mass
 from crossfill_kernels.blocks import BlockMass
-from crossfill_kernels.errors import KernelError
-from crossfill_kernels.guided_attention import guided_attention
-from crossfill_kernels.paged_attention import paged_attention
 from crossfill_kernels.rows import BLOCK, Rows, rows_at
 from crossfill_kernels.slots import as_slots
 from engines.reuse.chunk import Chunk, Part
-from engines.reuse.metrics import Missed
+from engines.reuse.layers import Layers
+from engines.reuse.map_sender import CapturedMaps
 from engines.reuse.plan import Plan, dense_run, runs_of
 from engines.reuse.provenance import Provenance
 from engines.reuse.receiver import Patience, Pending, namespace_of
 from engines.reuse.refusal import Refusal
 from engines.reuse.sender import Captured, is_wanted
+from engines.reuse.settings import ReuseMode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,16 +27,18 @@ if TYPE_CHECKING:
     import torch
 
     from cache_store.client.fetch import Fetch, Fetcher, LayerRecords
-    from crossfill_kernels.blocks import BlockIndex
+    from cache_store.namespace import Namespace
     from engines.reuse.asked import Asked
+    from engines.reuse.map_reader import MapReader
+    from engines.reuse.map_sender import MapSender
     from engines.reuse.metrics import ReuseMetrics
+    from engines.reuse.plan import Run
     from engines.reuse.receiver import Receiver
     from engines.reuse.sender import Sender
     from engines.reuse.settings import ReuseSettings
 
 _log = logging.getLogger("crossfill.reuse")
 
-_LOG_EVERY_S = 60.0
 # Most that is waited for the first layer once the store has told that there is something worth it.
 _LAYER_WAIT_S = 1.0
 # Rows of the first two row blocks look at the first block and at their own, which is everywhere they can.
@@ -65,9 +64,12 @@ class ReuseEngine:
     """Plans every prefill and collects what it leaves.
 
     All methods run on the scheduler's thread; none waits but `admit` and, for requests that require reuse, `preview`.
+    `layers` computes.
 
     Args:
         slots: of the KV pool.
+        maps: reads the block pool; None if this worker has none.
+        packer: packs maps into it; None if nobody wants any of this worker.
     """
 
     def __init__(
@@ -79,6 +81,8 @@ class ReuseEngine:
         metrics: ReuseMetrics,
         *,
         slots: int,
+        maps: MapReader | None = None,
+        packer: MapSender | None = None,
     ) -> None:
         self._settings = settings
         self._fetcher = fetcher
@@ -89,10 +93,14 @@ class ReuseEngine:
         self._publish = frozenset(settings.publish)
         self._stopped: Refusal | None = None
         self._batch_s = time.monotonic()
-        # Seconds of a row and a key of dense attention in one layer; not known on a GPU, which does not wait for it.
-        self._pace_s: float | None = None
-        self._failures = SeldomLog(_log, _LOG_EVERY_S, time.monotonic)
+        self._maps, self._packer = maps is not None, packer
+        self.layers = Layers(settings.publish, metrics, maps, pack=packer.layers if packer else ())
         self.provenance = Provenance(slots)
+
+    @property
+    def uses_maps(self) -> bool:
+        """Whether maps may compute layers of this worker."""
+        return self._maps and any(pair.uses_maps for pair in self._settings.pairs)
 
     def arrive(self, request_id: str, asked: Asked | None, tokens: Sequence[int], *, supported: bool = True) -> None:
         """A request came; ask the store what there is for it.
@@ -189,13 +197,15 @@ class ReuseEngine:
         start = stop - rows.count
         known = self._known.get(request_id)
         plan = known.plan if known else None
-        runs = runs_of(start, stop, plan.pages) if plan else dense_run(start, stop)
+        runs = runs_of(start, stop, plan.pages, plan.mapped) if plan else dense_run(start, stop)
         before = self.provenance.hops_of(slots[:start].long().cpu())
-        guided_from = next((max(run.start, _EXACT) - start for run in runs if run.guided and run.stop > _EXACT), None)
-        self.provenance.extend(slots[start:stop].long().cpu(), before, guided_from)
+        self.provenance.extend(slots[start:stop].long().cpu(), before, _approximate_from(runs, start))
         is_last = known is None or stop >= len(known.tokens)
         stored = known.stored if known is not None and before == 0 and not runs[0].guided else None
-        wanted = stored is not None and is_wanted(runs[0].start, runs[0].stop, is_last, self._publish, stored)
+        # Whether maps that were packed are still in the pool is found out beside the computation.
+        wanted = stored is not None and (
+            self._packer is not None or is_wanted(runs[0].start, runs[0].stop, is_last, self._publish, stored)
+        )
         parts = tuple(
             Part(run, rows_at(range(run.start, run.stop)).to(device), captured=wanted and index == 0)
             for index, run in enumerate(runs)
@@ -214,52 +224,6 @@ class ReuseEngine:
         new, before = req_to_token[requests, last], req_to_token[requests, (last - 1).clamp(min=0)]
         self.provenance.decode(new.cpu().long(), before.cpu().long())
 
-    def concerns(self, chunk: Chunk, layer: int) -> bool:
-        """Whether anything but dense attention is to be computed of a chunk in this layer."""
-        return any(self._wanted(chunk, layer))
-
-    def attend(
-        self,
-        chunk: Chunk,
-        layer: int,
-        query: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        *,
-        scale: float,
-        out: torch.Tensor,
-    ) -> None:
-        """Causal attention of a chunk's rows in one layer; other arguments as of `paged_attention`.
-
-        Args:
-            chunk: how its rows are computed; gets the masses that are to be published.
-            layer: number of the model's layer.
-        """
-        slots = chunk.slots
-        guided, captured = self._wanted(chunk, layer)
-        if not (guided or captured):
-            started_s = time.perf_counter()
-            paged_attention(query, keys, values, slots, chunk.rows, scale=scale, out=out)
-            self._note_pace(chunk.rows, time.perf_counter() - started_s, query.device.type)
-            return
-        first = chunk.parts[0].run.start
-        for part in chunk.parts:
-            own = slice(part.run.start - first, part.run.stop - first)
-            q, o = query[own], out[own]
-            index = self._index_of(chunk, part, layer) if guided and part.run.guided else None
-            try:
-                if part.captured and captured:
-                    chunk.masses[layer] = block_mass(q, keys, values, slots, part.rows, scale=scale, out=o)
-                    continue
-                if index is not None:
-                    index = index.to(query.device)
-                    guided_attention(q, keys, values, slots, part.rows, index, scale=scale, out=o)
-                    continue
-            except KernelError as error:
-                self._metrics.count_missed(Missed.KERNEL)
-                self._failures.warn(f"{chunk.request_id}: layer {layer} is computed densely: {error}")
-            paged_attention(q, keys, values, slots, part.rows, scale=scale, out=o)
-
     def computed(self, chunk: Chunk) -> None:
         """All layers of a chunk are computed: publish its masses; forget the request after its last chunk."""
         known = self._known.get(chunk.request_id)
@@ -267,6 +231,7 @@ class ReuseEngine:
             return
         if chunk.masses and self._sender is not None and known.stored is not None and known.asked is not None:
             run = chunk.parts[0].run
+            self._pack(chunk, known.stored, namespace_of(self._settings.model, known.asked), known.tokens)
             self._sender.offer(
                 Captured(
                     chunk.request_id,
@@ -283,6 +248,12 @@ class ReuseEngine:
             known.stored = None if chunk.is_last else known.stored
         if chunk.is_last:
             self.forget(chunk.request_id)
+
+    def _pack(self, chunk: Chunk, stored: Fetch[LayerRecords], namespace: Namespace, tokens: Sequence[int]) -> None:
+        if self._packer is not None and chunk.copies:
+            run = chunk.parts[0].run
+            captured = CapturedMaps(chunk.request_id, namespace, tokens, run.start, run.stop, chunk.copies, stored)
+            self._packer.offer(captured)
 
     def stop(self, reason: Refusal) -> None:
         """From now on nothing is taken and nothing is left, not even of requests that are known."""
@@ -322,60 +293,45 @@ class ReuseEngine:
         for request_id in [one for one in self._known if one.startswith(prefix)]:
             self.forget(request_id)
 
-    def _wanted(self, chunk: Chunk, layer: int) -> tuple[bool, bool]:
-        """Whether rows of a chunk are guided in this layer, and whether masses of it are published."""
-        guided = chunk.plan is not None and chunk.plan.is_guided(layer)
-        return guided, chunk.parts[0].captured and layer in self._publish
-
     def _patience(self, start: int, total: int) -> Patience:
         """What is left of the time that this batch may wait, which is bounded by what the request may save."""
         share_s = float("inf")
-        if self._pace_s is not None and self._settings.pairs:
+        if self.layers.pace_s is not None and self._settings.pairs:
             layers = max(len(pair.guided) for pair in self._settings.pairs)
             # At the density of .5 that is usual of short prompts, about half of the dense time is saved.
-            share_s = self._settings.wait_share * layers * self._pace_s * (total**2 - start**2) / 4
+            share_s = self._settings.wait_share * layers * self.layers.pace_s * (total**2 - start**2) / 4
         answer_s = min(self._settings.wait_s, share_s)
-        layer_s = answer_s if self._pace_s is None else min(_LAYER_WAIT_S, share_s)
+        layer_s = answer_s if self.layers.pace_s is None else min(_LAYER_WAIT_S, share_s)
         spent_s = time.monotonic() - self._batch_s
         return Patience(max(0.0, answer_s - spent_s), max(0.0, max(answer_s, layer_s) - spent_s))
-
-    def _note_pace(self, rows: Rows, seconds: float, device: str) -> None:
-        if device != "cpu" or rows.count < BLOCK:
-            return
-        pace_s = seconds / (rows.count * (rows.last + 1 - rows.count / 2))
-        self._pace_s = pace_s if self._pace_s is None else 0.9 * self._pace_s + 0.1 * pace_s
-
-    def _index_of(self, chunk: Chunk, part: Part, layer: int) -> BlockIndex | None:
-        """The kept blocks of a guided part; None, counted, if they are not to be had."""
-        assert chunk.plan is not None
-        if not chunk.plan.has_come(layer):
-            self._metrics.count_missed(Missed.LATE)
-            return None
-        of_layer, blocks = chunk.plan.layer(layer), part.run.blocks
-        if of_layer is None:
-            self._metrics.count_missed(Missed.MALFORMED)
-            return None
-        if not of_layer.covers(*blocks):
-            self._metrics.count_missed(Missed.GONE)
-            return None
-        return of_layer.part(*blocks)
 
     def _note(self, known: _Known, found: Plan | Refusal, start: int, total: int) -> None:
         blocks = _blocks(start, total)
         if isinstance(found, Plan):
             known.plan = found
-            self._metrics.count_guided(len(found.pages), found.density)
+            self._metrics.count_planned(found.mode.value, len(found.pages), found.density)
             self._metrics.count_uncovered(blocks - len(found.pages))
             known.outcome = (
-                f"guided; blocks={len(found.pages)}/{blocks}; density={found.density:.2f}; "
+                f"{found.mode.value}; blocks={len(found.pages)}/{blocks}; density={found.density:.2f}; "
                 f"sender={found.pair.sender.name}"
             )
+            if found.unmapped is not None:
+                known.outcome += f"; map={found.unmapped.value}"
+            elif found.mode is ReuseMode.MAP:
+                known.outcome += f"; queries={'skipped' if self.layers.skips_queries else 'computed'}"
             return
         if isinstance(known.taken, Pending):
             known.taken.end()
         known.taken = found
         self._metrics.count_refused(found.mode, found, blocks)
         known.outcome = f"{found.mode}; reason={found.value}"
+
+
+def _approximate_from(runs: Sequence[Run], start: int) -> int | None:
+    """Number of the first row that may not be exact; None if all are."""
+    firsts = [run.start if run.mapped else max(run.start, _EXACT) for run in runs if run.guided]
+    stops = [run.stop for run in runs if run.guided]
+    return next((first - start for first, stop in zip(firsts, stops, strict=True) if first < stop), None)
 
 
 def _on_host(mass: BlockMass) -> BlockMass:

@@ -14,6 +14,7 @@ import torch
 from cache_store.records import Kind, Record
 from crossfill_kernels.mix_mass import QuantisedMass, quantise_mass
 from engines.errors import MassRecordError
+from engines.reuse.bits import pack_bits, unpack_bits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,8 +44,9 @@ def pack_masses(mass: BlockMass, layer: int, digests: Sequence[bytes]) -> list[R
     records = []
     for row, (block, digest) in enumerate(zip(mass.blocks.tolist(), digests, strict=True)):
         # Entry (h, i) of the lists is h·R + i.
-        bits, values = (array[row :: mass.blocks.numel(), : block + 1] for array in (kept, codes))
-        payload = np.packbits(bits, axis=1, bitorder="little").tobytes() + values[bits].tobytes()
+        own = (slice(row, None, mass.blocks.numel()), slice(block + 1))
+        bits, values = kept[own], codes[own]
+        payload = pack_bits(bits) + values[bits].tobytes()
         records.append(Record(Kind.MASS, layer, (heads, block + 1), DTYPE, digest, payload))
     return records
 
@@ -84,12 +86,11 @@ def _parts(record: Record, heads: int, block: int) -> tuple[np.ndarray, np.ndarr
     """Set bits [H, block + 1] and the codes of one record."""
     if record.dtype != DTYPE or record.shape != (heads, block + 1):
         raise MassRecordError(f"want {DTYPE} {[heads, block + 1]}, got {record.dtype} {list(record.shape)}")
-    row_bytes = (block + 8) // 8
-    data = np.frombuffer(record.payload, dtype=np.uint8)
-    packed, values = data[: heads * row_bytes], data[heads * row_bytes :]
-    if packed.size < heads * row_bytes:
-        raise MassRecordError(f"{data.size} bytes are too few for {heads} heads of {block + 1} blocks")
-    bits = np.unpackbits(packed.reshape(heads, row_bytes), axis=1, count=block + 1, bitorder="little").astype(bool)
+    try:
+        bits, rest = unpack_bits(record.payload, heads, block + 1)
+    except ValueError as error:
+        raise MassRecordError(str(error)) from None
+    values = np.frombuffer(rest, dtype=np.uint8)
     if int(bits.sum()) != values.size:
         raise MassRecordError(f"{values.size} codes for {int(bits.sum())} bits")
     return bits, values

@@ -22,10 +22,33 @@ class Missed(StrEnum):
     KERNEL = "kernel"
 
 
+class MapMissed(StrEnum):
+    """Why a layer was not computed by the sender's map, but guided, or densely."""
+
+    NO_POOL = "no_pool"
+    POOL_REMOTE = "pool_remote"
+    POOL_UNAVAILABLE = "pool_unavailable"
+    LATE = "late"
+    ABSENT = "absent"
+    TOO_DENSE = "too_dense"
+    GONE = "gone"
+    KERNEL = "kernel"
+
+
 class Unpublished(StrEnum):
     """Why masses that were captured were not handed to the store."""
 
     QUEUE_FULL = "queue_full"
+    STORE_UNKNOWN = "store_unknown"
+    FAILED = "failed"
+
+
+class Unpacked(StrEnum):
+    """Why a row block of a layer whose queries and keys were copied was not packed into the block pool."""
+
+    CUT = "cut"
+    QUEUE_FULL = "queue_full"
+    POOL_FULL = "pool_full"
     STORE_UNKNOWN = "store_unknown"
     FAILED = "failed"
 
@@ -46,10 +69,25 @@ class ReuseMetrics:
             "row_blocks", "Row blocks of prompts by how they were prefilled: guided, or dense by reason.", ("outcome",)
         )
         self._layers = counter("missed_layers", "Layers of guided chunks computed densely, by reason.", ("reason",))
+        self._map_layers = counter(
+            "map_layers", "Layers of chunks that maps were to compute: `mapped`, or why they were not.", ("outcome",)
+        )
+        self._mapped_rows = counter("mapped_rows", "Rows of layers whose attention came from a map.")
+        self._skipped = counter("skipped_query_rows", "Rows of layers whose queries were not computed.")
         self._published = counter("published_row_blocks", "Row blocks whose masses were handed to the store.")
         self._published_bytes = counter("published_bytes", "Bytes of records of such row blocks.")
         self._unpublished = counter(
             "unpublished_row_blocks", "Row blocks whose masses were captured and dropped, by reason.", ("reason",)
+        )
+        self._packed = counter(
+            "packed_row_blocks", "Row blocks of layers whose map was packed and handed to the store."
+        )
+        self._packed_slots = counter("packed_slots", "Slots of the block pool that were written.")
+        self._packing = counter("packing_seconds", "Time in which that was done, in the background.")
+        self._unpacked = counter(
+            "unpacked_row_blocks",
+            "Row blocks of layers that were copied to be packed and were not, by reason.",
+            ("reason",),
         )
         self._hooks = counter("hook_failures", "Hooks into SGLang that failed; the request goes on without.", ("hook",))
         self._waited = counter("waited_seconds", "Time that requests whose turn had come waited for the store.")
@@ -60,10 +98,10 @@ class ReuseMetrics:
             registry=registry,
         )
 
-    def count_guided(self, blocks: int, density: float) -> None:
-        """A request is prefilled with the help of others' masses."""
-        self._requests.labels("guided", "none").inc()
-        self._blocks.labels("guided").inc(blocks)
+    def count_planned(self, mode: str, blocks: int, density: float) -> None:
+        """A request is prefilled with the help of others' masses or maps."""
+        self._requests.labels(mode, "none").inc()
+        self._blocks.labels(mode).inc(blocks)
         self._density.observe(density)
 
     def count_refused(self, mode: str, reason: Refusal, blocks: int) -> None:
@@ -79,6 +117,19 @@ class ReuseMetrics:
         """One layer of one chunk."""
         self._layers.labels(reason.value).inc()
 
+    def count_mapped(self, rows: int) -> None:
+        """A map computed so many rows of a chunk in one layer."""
+        self._map_layers.labels("mapped").inc()
+        self._mapped_rows.inc(rows)
+
+    def count_map_missed(self, reason: MapMissed) -> None:
+        """A map was to compute rows of a chunk in one layer, and did not."""
+        self._map_layers.labels(reason.value).inc()
+
+    def count_skipped(self, rows: int) -> None:
+        """So many rows of one layer have no queries."""
+        self._skipped.inc(rows)
+
     def count_published(self, blocks: int, size_bytes: int) -> None:
         """Handed to the store's queue."""
         self._published.inc(blocks)
@@ -87,6 +138,19 @@ class ReuseMetrics:
     def count_unpublished(self, reason: Unpublished, blocks: int) -> None:
         """Captured for nothing."""
         self._unpublished.labels(reason.value).inc(blocks)
+
+    def count_packed(self, blocks: int) -> None:
+        """Row blocks of layers whose handles went to the store's queue."""
+        self._packed.inc(blocks)
+
+    def count_packing(self, slots: int, seconds: float) -> None:
+        """Slots of one layer were written."""
+        self._packed_slots.inc(slots)
+        self._packing.inc(seconds)
+
+    def count_unpacked(self, reason: Unpacked, blocks: int) -> None:
+        """Row blocks of layers that were copied for nothing."""
+        self._unpacked.labels(reason.value).inc(blocks)
 
     def count_hook_failure(self, hook: str) -> None:
         """A defect of ours; the log has it."""

@@ -12,10 +12,13 @@ from cache_store.metrics import FetchEnd
 from cache_store.namespace import Namespace
 from cache_store.records import Kind, record_name
 from cache_store.seldom import SeldomLog
-from engines.errors import MassRecordError, PairArtifactError
+from engines.errors import MapRecordError, MassRecordError, PairArtifactError
 from engines.reuse.asked import Mode
-from engines.reuse.guided import bytes_of, guide, mixtures
+from engines.reuse.guided import guide, mixtures
+from engines.reuse.map_records import unpack_maps
+from engines.reuse.metrics import MapMissed
 from engines.reuse.plan import Plan, pages_to_guide, rows_in
+from engines.reuse.prepared import Prepared
 from engines.reuse.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -26,13 +29,14 @@ if TYPE_CHECKING:
     from cache_store.client.fetch import Fetch, Fetcher, LayerRecords
     from cache_store.coverage import Coverage
     from engines.reuse.asked import Asked
-    from engines.reuse.guided import GuidedLayers
+    from engines.reuse.map_reader import MapReader
     from engines.reuse.metrics import ReuseMetrics
     from engines.reuse.settings import ModelIdentity, PairSettings, ReuseSettings
 
 _log = logging.getLogger("crossfill.reuse")
 
 _LOG_EVERY_S = 60.0
+_MASSES, _MAPS = Kind.MASS.name.lower(), Kind.MAP.name.lower()
 _ENDED = {
     FetchEnd.UNAVAILABLE: Refusal.STORE_UNAVAILABLE,
     FetchEnd.BUSY: Refusal.STORE_BUSY,
@@ -50,7 +54,7 @@ def namespace_of(model: ModelIdentity, asked: Asked) -> Namespace:
 class Pending:
     """What a request may take, and from whom, while it waits for its turn."""
 
-    fetches: tuple[tuple[PairSettings, Fetch[GuidedLayers | None]], ...]
+    fetches: tuple[tuple[PairSettings, Fetch[Prepared | None]], ...]
 
     def end(self) -> None:
         """The request is gone, or nothing of it is wanted."""
@@ -68,11 +72,12 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class _Choice:
-    """The sender that left most, and what of it would be used: `rows` in row blocks `pages`."""
+    """The sender that left most, and what of it would be used: `rows` in row blocks `pages`, of `mapped` maps too."""
 
     pair: PairSettings
-    fetch: Fetch[GuidedLayers | None]
+    fetch: Fetch[Prepared | None]
     pages: frozenset[int]
+    mapped: frozenset[int]
     rows: int
 
 
@@ -82,6 +87,7 @@ class Receiver:
     Args:
         settings: of the worker.
         fetcher: reads the store in the background.
+        maps: reads maps; None if this worker has no block pool.
     """
 
     def __init__(
@@ -90,18 +96,22 @@ class Receiver:
         fetcher: Fetcher,
         metrics: ReuseMetrics,
         *,
+        maps: MapReader | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._fetcher = fetcher
         self._metrics = metrics
+        self._maps = maps
         self._clock = clock
         # By sender, then by receiver layer.
         self._weights: dict[str, dict[int, torch.Tensor]] = {}
         self._unfit = Refusal.NO_PAIR
         self._pairs = [pair for pair in settings.pairs if self._is_fit(pair)]
         # Most prompts find nothing, and need no masks of nothing made for each layer.
-        self._nothing = {pair.sender.name: guide({}, pair, self._weights[pair.sender.name]) for pair in self._pairs}
+        self._nothing = {
+            pair.sender.name: Prepared(guide({}, pair, self._weights[pair.sender.name])) for pair in self._pairs
+        }
         self._malformed = SeldomLog(_log, _LOG_EVERY_S, clock)
 
     def begin(self, request_id: str, asked: Asked | None, tokens: Sequence[int]) -> Pending | Refusal:
@@ -180,43 +190,79 @@ class Receiver:
             if rows < pair.min_tokens:
                 refusal = _too_little(covered, rows)
             elif best is None or rows > best.rows:
-                best = _Choice(pair, fetch, pages, rows)
+                best = _Choice(pair, fetch, pages, pages & _mapped(coverage, pair), rows)
         return best or refusal
 
     def _gate(self, choice: _Choice) -> Plan | Refusal:
         pair, fetch = choice.pair, choice.fetch
-        plan = Plan(pair, choice.pages, 1.0, fetch)
+        plan = Plan(pair, choice.pages, 1.0, fetch, choice.mapped, self._weights[pair.sender.name])
         came = {layer: plan.layer(layer) for layer in pair.guided if plan.has_come(layer)}
         kept = {layer: one.density(choice.pages) for layer, one in came.items() if one is not None}
         if not kept:
             return Refusal.MALFORMED if came else _ENDED.get(fetch.end or FetchEnd.DEADLINE, Refusal.STORE_SLOW)
         plan.density = _expected(kept, pair.layer_density)
+        if pair.uses_maps:
+            plan.unmapped = self._unmapped(plan, [*came])
+            if plan.unmapped is None:
+                plan.density = _density(plan, kept)
         return Refusal.TOO_DENSE if plan.density > pair.max_density else plan
+
+    def _unmapped(self, plan: Plan, came: Sequence[int]) -> MapMissed | None:
+        """Why no layer that has come will be computed by its map; None if one will, now."""
+        if self._maps is None:
+            return MapMissed.NO_POOL
+        missed = MapMissed.ABSENT
+        for layer in came if plan.mapped else ():
+            stored = plan.map(layer)
+            if stored is None:
+                continue
+            if stored.union(plan.mapped) > plan.pair.most_map_density:
+                missed = MapMissed.TOO_DENSE
+            elif (found := self._maps.missed(stored)) is None:
+                return None
+            else:
+                missed = found
+        return missed
 
     def _start(
         self, request_id: str, pair: PairSettings, asked: Asked, tokens: Sequence[int]
-    ) -> Fetch[GuidedLayers | None]:
+    ) -> Fetch[Prepared | None]:
+        kinds = (Kind.MASS, Kind.MAP) if pair.uses_maps and self._maps is not None else (Kind.MASS,)
         return self._fetcher.start(
             request_id,
             namespace_of(pair.sender, asked),
             tokens,
-            _names(pair),
+            [name for kind in kinds for name in _names(pair, kind)],
             self._settings.store.fetch_deadline_s,
             prepare=partial(self._prepare, pair),
-            size=bytes_of,
+            size=_size,
         )
 
-    def _prepare(self, pair: PairSettings, records: LayerRecords) -> GuidedLayers | None:
-        # One name a layer.
-        [(name, found)] = records.items() or [("", {})]
-        if not found:
+    def _prepare(self, pair: PairSettings, records: LayerRecords) -> Prepared | None:
+        """What is of use of one sender layer, whose names these are."""
+        found = {name.partition("/")[0]: (int(name.split("/")[1]), pages) for name, pages in records.items() if pages}
+        if _MASSES not in found:
             return self._nothing[pair.sender.name]
+        layer, masses = found[_MASSES]
         weights = self._weights[pair.sender.name]
         try:
-            return guide(found, pair, {layer: weights[layer] for layer in pair.guided_by(int(name.partition("/")[2]))})
+            guided = guide(masses, pair, {one: weights[one] for one in pair.guided_by(layer)})
         except MassRecordError as error:
             self._malformed.warn(f"masses of {pair.sender.name} are not used: {error}")
             return None
+        try:
+            return Prepared(guided, unpack_maps(found[_MAPS][1], pair.sender.heads) if _MAPS in found else None)
+        except MapRecordError as error:
+            self._malformed.warn(f"maps of {pair.sender.name} are not used: {error}")
+            return Prepared(guided)
+
+
+def _density(plan: Plan, guided: Mapping[int, float]) -> float:
+    """Mean over layers that have come: positions that some head of a map keeps, or what is kept of guided ones."""
+    maps = {layer: plan.map(layer) for layer in guided}
+    unions = {layer: stored.union(plan.mapped) for layer, stored in maps.items() if stored is not None}
+    used = {layer: union for layer, union in unions.items() if union <= plan.pair.most_map_density}
+    return sum({**guided, **used}.values()) / len(guided)
 
 
 def _expected(kept: Mapping[int, float], usual: Mapping[int, float]) -> float:
@@ -227,13 +273,23 @@ def _expected(kept: Mapping[int, float], usual: Mapping[int, float]) -> float:
     return min(1.0, share * sum(usual.values()) / len(usual))
 
 
-def _names(pair: PairSettings) -> list[str]:
-    return [record_name(Kind.MASS, layer) for layer in dict.fromkeys(pair.guided.values())]
+def _size(prepared: Prepared | None) -> int:
+    return prepared.size_bytes if prepared else 0
 
 
-def _covered(coverage: Coverage, pair: PairSettings) -> list[bool]:
-    names = frozenset(_names(pair))
+def _names(pair: PairSettings, kind: Kind) -> list[str]:
+    return [record_name(kind, layer) for layer in dict.fromkeys(pair.guided.values())]
+
+
+def _covered(coverage: Coverage, pair: PairSettings, kind: Kind = Kind.MASS) -> list[bool]:
+    names = frozenset(_names(pair, kind))
     return [names <= records.keys() for records in coverage.records]
+
+
+def _mapped(coverage: Coverage, pair: PairSettings) -> frozenset[int]:
+    if not pair.uses_maps:
+        return frozenset()
+    return frozenset(page for page, is_covered in enumerate(_covered(coverage, pair, Kind.MAP)) if is_covered)
 
 
 def _too_little(covered: Sequence[bool], rows: int) -> Refusal:

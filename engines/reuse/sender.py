@@ -163,7 +163,7 @@ class Sender:
         digests = [page.tokens_digest for page in page_keys(captured.namespace.scope, tokens)]
         records: dict[int, list[Record]] = {block: [] for block in new}
         for layer, mass in whole.items():
-            for record in pack_masses(_of_blocks(mass, new), layer, [digests[block] for block in new]):
+            for record in pack_masses(of_blocks(mass, new), layer, [digests[block] for block in new]):
                 # The second dimension is the number of column blocks up to the diagonal.
                 records[record.shape[1] - 1].append(record)
         reason = self._publisher.offer(captured.namespace, tokens, records, flushes=coverage.flushes)
@@ -223,5 +223,6 @@ def _of_mask(mass: BlockMass, kept: torch.Tensor) -> BlockMass:
     return BlockMass(mass.mass[:, kept].contiguous(), mass.blocks[kept].contiguous(), mass.totals[kept].contiguous())
 
 
-def _of_blocks(mass: BlockMass, blocks: Sequence[int]) -> BlockMass:
+def of_blocks(mass: BlockMass, blocks: Sequence[int]) -> BlockMass:
+    """The masses of these row blocks alone."""
     return _of_mask(mass, torch.isin(mass.blocks, torch.tensor(blocks, dtype=mass.blocks.dtype)))

@@ -7,6 +7,8 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cache_store.config import StoreSettings
+from cache_store.pool.geometry import SlotType
+from cache_store.sizes import SizeBytes
 from engines.reuse.refusal import Refusal
 
 VARIABLE = "CROSSFILL_REUSE"
@@ -22,6 +24,18 @@ class Weights(StrEnum):
     UNIFORM = "uniform"
     IDENTITY = "identity"
     FITTED = "fitted"
+
+
+class ReuseMode(StrEnum):
+    """What of the sender's a pair reuses.
+
+    `guided`: masses, which say where the receiver's own attention looks. `map`: attention itself, mixed and applied to
+    the receiver's values (MapFlow, Algorithm 2). `hybrid`: maps in layers where they are sparse enough to save time.
+    """
+
+    GUIDED = "guided"
+    MAP = "map"
+    HYBRID = "hybrid"
 
 
 class ModelIdentity(BaseModel):
@@ -52,6 +66,10 @@ class PairTuning(BaseModel):
         top_p: share of attention mass that the kept blocks reach.
         min_tokens: a prefix of which fewer tokens could be guided is not worth it.
         max_density: more kept blocks than this share of the causal ones save too little.
+        mode: what is reused; without a usable map a layer is guided.
+        map_top_p: share of attention mass that the blocks of a map reach, of each sender head.
+        map_density: of `hybrid`: where some head of a map keeps more than this share of the causal blocks, a layer is
+            guided.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -61,6 +79,19 @@ class PairTuning(BaseModel):
     top_p: Share = 0.95
     min_tokens: int = Field(default=512, ge=64)
     max_density: Share = 0.7
+    mode: ReuseMode = ReuseMode.GUIDED
+    map_top_p: Share = 0.95
+    map_density: Share = 0.3
+
+    @property
+    def uses_maps(self) -> bool:
+        """Whether maps are wanted of the sender."""
+        return self.mode is not ReuseMode.GUIDED
+
+    @property
+    def most_map_density(self) -> float:
+        """Share of the causal blocks above which a layer is not computed by its map."""
+        return self.map_density if self.mode is ReuseMode.HYBRID else 1.0
 
 
 def check_layers(
@@ -150,6 +181,26 @@ class ShadowSettings(BaseModel):
     max_tokens: int = Field(default=8192, ge=64)
 
 
+class MapSettings(BaseModel):
+    """The block pool of a machine, in which maps lie, and how they are packed.
+
+    Attributes:
+        pool: its name; workers that share it have the same.
+        pool_bytes: of its slots; taken from shared memory when the first worker opens it.
+        dtype: of a probability in it; bytes have a scale for each row of a block.
+        renormalise: make what is kept of a row sum to 1.
+        capture_bytes: of queries and keys that wait to be packed; more are dropped.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    pool: str = Field(default="crossfill", pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    pool_bytes: SizeBytes = Field(default=2**30, ge=2**20)
+    dtype: SlotType = SlotType.UINT8
+    renormalise: bool = True
+    capture_bytes: SizeBytes = Field(default=512 * 2**20, ge=2**20)
+
+
 class ReuseSettings(BaseModel):
     """All that one worker knows of reuse.
 
@@ -162,6 +213,8 @@ class ReuseSettings(BaseModel):
         wait_share: of the time that it may save, the share that it waits at most.
         capture_bytes: of masses that wait to be published; more are dropped.
         shadow: of comparisons in production.
+        publish_maps: layers whose maps others want, with the share of mass that their blocks reach.
+        maps: where they lie.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -174,6 +227,13 @@ class ReuseSettings(BaseModel):
     wait_share: float = Field(default=0.5, ge=0, allow_inf_nan=False)
     capture_bytes: int = Field(default=256 * 2**20, ge=2**20)
     shadow: ShadowSettings = ShadowSettings()
+    publish_maps: Mapping[Annotated[int, Field(ge=0)], Share] = Field(default_factory=dict)
+    maps: MapSettings = MapSettings()
+
+    @property
+    def has_maps(self) -> bool:
+        """Whether this worker packs maps or takes them."""
+        return bool(self.publish_maps) or any(pair.uses_maps and pair.refused is None for pair in self.pairs)
 
     @property
     def is_shadowed(self) -> bool:
@@ -184,6 +244,8 @@ class ReuseSettings(BaseModel):
     def _fits(self) -> Self:
         if any(layer >= self.model.layers for layer in self.publish):
             raise ValueError(f"publish names a layer that {self.model.name} lacks; it has {self.model.layers}")
+        if not set(self.publish_maps) <= set(self.publish):
+            raise ValueError("publish_maps names a layer whose masses are not published")
         senders = [pair.sender.name for pair in self.pairs]
         if (twice := next((name for name in senders if senders.count(name) > 1), None)) is not None:
             raise ValueError(f"{self.model.name} takes from {twice} by two pairs; keep one")

@@ -34,7 +34,7 @@ def prompt_of(length, seed):
     return random.Random(seed).choices(range(1000, 40_000), k=length)
 
 
-def generate(url, prompt, tenant, *, reuse="allow", new_tokens=8, salt=""):
+def generate(url, prompt, tenant, *, reuse="allow", new_tokens=8, salt="", key=""):
     """The worker's answer to token ids, its log-probabilities, and its word on reuse in /generate's own way."""
     said = {"reuse": reuse, "tenant": tenant, "salt": salt}
     body = {
@@ -47,7 +47,7 @@ def generate(url, prompt, tenant, *, reuse="allow", new_tokens=8, salt=""):
         },
         "return_logprob": True,
         "logprob_start_len": len(prompt),
-        "extra_key": f"{tenant}/{salt}/{reuse}",
+        "extra_key": f"{tenant}/{salt}/{reuse}/{key}",
     }
     response = httpx.post(f"{url}/generate", json=body, timeout=TIMEOUT_S)
     assert response.status_code == 200, response.text

@@ -1,10 +1,12 @@
 """Two workers whose reuse runs on the Triton kernels, as Triton's interpreter runs them: sender and receiver.
 
-The receiver's runs beside one of SGLang's own attention backends, as on a GPU. A third one is plain SGLang.
+The receivers' run beside one of SGLang's own attention backends, as on a GPU. A third one is plain SGLang.
 """
 
 import json
+import os
 import re
+import time
 
 import httpx
 import pytest
@@ -26,10 +28,24 @@ def interpreted(start_module_stack, tmp_path_factory):
             "models": [
                 {"name": "tiny-llama", "source": "tiny-llama"},
                 {"name": "tiny-qwen3", "source": "tiny-qwen3", "worker": {"attention_backend": "torch_native"}},
+                {"name": "tiny-twin", "source": "tiny-llama", "worker": {"attention_backend": "torch_native"}},
                 {"name": "plain", "source": "tiny-qwen3", "worker": {"attention_backend": "torch_native"}},
             ],
             "reuse": {
-                "pairs": [{**tiny, "top_p": 0.7, "min_tokens": 64, "max_density": 1.0}],
+                "pairs": [
+                    {**tiny, "top_p": 0.7, "min_tokens": 64, "max_density": 1.0},
+                    {
+                        "sender": "tiny-llama",
+                        "receiver": "tiny-twin",
+                        "first_layer": 0,
+                        "weights": "identity",
+                        "mode": "map",
+                        "map_top_p": 1.0,
+                        "min_tokens": 64,
+                        "max_density": 1.0,
+                    },
+                ],
+                "maps": {"pool": f"triton-{os.getpid()}", "pool_bytes": 2**24, "dtype": "float32"},
                 "wait_s": 10.0,
                 "wait_share": 1e6,
             },
@@ -45,8 +61,8 @@ def test_masses_and_guided_attention_come_from_triton(interpreted):
     prompt = prompt_of(150, seed=9)
     sender, receiver = (interpreted.workers[name][0] for name in ("tiny-llama", "tiny-qwen3"))
     left = leave(interpreted, "tiny-llama", prompt, "acme", new_tokens=2)
-    # Of the sender's layers 1 and 2, which guide the receiver's layers 3 and 4.
-    assert triton_calls(interpreted, sender, "block_mass") == 2
+    # Of the sender's layers 1 and 2, which guide the receiver's layers 3 and 4, and layer 0, which the twin maps.
+    assert triton_calls(interpreted, sender, "block_mass") == 3
     guided = generate(receiver, prompt, "acme", new_tokens=2)
     assert triton_calls(interpreted, receiver, "guided_attention") == 2
     # What is not reused is SGLang's: the last row block of the two guided layers is all that we computed densely.
@@ -57,7 +73,43 @@ def test_masses_and_guided_attention_come_from_triton(interpreted):
     assert max(differences(guided, dense)) < 1e-4
     again = generate(sender, prompt, "bolt", reuse="off", new_tokens=2)
     assert max(differences(left, again)) < 1e-4
-    assert triton_calls(interpreted, sender, "block_mass") == 4
+    assert triton_calls(interpreted, sender, "block_mass") == 6
+
+
+def test_map_attention_comes_from_triton_and_needs_no_queries(interpreted):
+    """Of the same model, beside SGLang's own backend: two row blocks in three layers."""
+    prompt, twin, name = (
+        prompt_of(150, seed=10),
+        interpreted.workers["tiny-twin"][0],
+        "crossfill_reuse_map_layers_total",
+    )
+    before = packed_by(interpreted)
+    leave(interpreted, "tiny-llama", prompt, "maps", new_tokens=2)
+    until = time.monotonic() + 60
+    while packed_by(interpreted) - before < 6:
+        assert time.monotonic() < until, "the sender packed nothing"
+        time.sleep(0.1)
+    for attempt in range(10):
+        mapped, calls = (
+            interpreted.counter(twin, name, outcome="mapped"),
+            triton_calls(interpreted, twin, "map_attention"),
+        )
+        skipped = interpreted.counter(twin, "crossfill_reuse_skipped_query_rows_total")
+        found = generate(twin, prompt, "maps", new_tokens=2, key=f"attempt-{attempt}")
+        mapped = interpreted.counter(twin, name, outcome="mapped") - mapped
+        # The first layer is waited for, others may come too late for so small a model.
+        if mapped == 3:
+            break
+    assert mapped == 3
+    assert triton_calls(interpreted, twin, "map_attention") - calls == 3
+    assert interpreted.counter(twin, "crossfill_reuse_skipped_query_rows_total") - skipped == 3 * 128
+    dense = generate(twin, prompt, "maps", reuse="off", new_tokens=2)
+    assert interpreted.counter(twin, "crossfill_reuse_skipped_query_rows_total") - skipped == 3 * 128
+    assert max(differences(found, dense)) < 1e-3
+
+
+def packed_by(stack):
+    return stack.counter(stack.workers["tiny-llama"][0], "crossfill_reuse_packed_row_blocks_total")
 
 
 def chat(stack, model, **more):

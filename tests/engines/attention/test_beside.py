@@ -49,7 +49,10 @@ class Inner:
 class Engine:
     """Plans nothing, or says of every chunk that it concerns it and computes it by the reference."""
 
+    uses_maps = False
+
     def __init__(self, concerned):
+        self.layers = self
         self.concerned, self.attended, self.done, self.decoded = concerned, 0, [], []
 
     def note_decode(self, req_to_token, requests, lengths):
@@ -61,7 +64,11 @@ class Engine:
     def concerns(self, chunk, layer):
         return chunk.request_id in self.concerned
 
-    def attend(self, chunk, layer, query, keys, values, *, scale, out):
+    def attend_maps(self, chunk, layer, values, out):
+        return frozenset()
+
+    def attend(self, chunk, layer, query, keys, values, *, scale, out, done):
+        assert not done
         self.attended += 1
         out.copy_(paged_attention_reference(query, keys, values, chunk.slots, chunk.rows, scale=scale))
 

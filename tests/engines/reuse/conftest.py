@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections import defaultdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -21,10 +22,16 @@ from cache_store.store import Store
 from crossfill_kernels.rows import newest_rows
 from engines.reuse.asked import Asked, Mode
 from engines.reuse.engine import ReuseEngine
+from engines.reuse.map_reader import MapReader
+from engines.reuse.map_sender import MapSender
+from engines.reuse.map_storage import map_storage
 from engines.reuse.metrics import ReuseMetrics
 from engines.reuse.receiver import Receiver
 from engines.reuse.sender import Sender
 from engines.reuse.settings import ModelIdentity, PairSettings, ReuseSettings, align_suffix
+
+if TYPE_CHECKING:
+    from cache_store.pool.shared_memory import SharedMemoryPool
 
 LAYERS, HEADS, KV_HEADS, DIM, SLOTS, SCALE = 6, 4, 2, 16, 2048, 0.3
 # Longer than anything here takes.
@@ -74,7 +81,7 @@ class Slow:
 class Worker:
     """One worker: its engine, its pool, and a model whose attention inputs are random but fixed."""
 
-    def __init__(self, store: Store, settings: ReuseSettings, seed: int) -> None:
+    def __init__(self, store: Store, settings: ReuseSettings, seed: int, pool: SharedMemoryPool | None = None) -> None:
         self.registry = CollectorRegistry()
         metrics = ReuseMetrics(self.registry)
         self.fetcher = Fetcher(store)
@@ -82,8 +89,23 @@ class Worker:
         self.sender = None
         if settings.publish:
             self.sender = Sender(self.publisher, metrics, most_bytes=settings.capture_bytes, wait_s=LONG_S)
-        receiver = Receiver(settings, self.fetcher, metrics)
-        self.engine = ReuseEngine(settings, self.fetcher, receiver, self.sender, metrics, slots=SLOTS)
+        maps = MapReader(pool, map_storage(pool), logging.getLogger("test")) if pool else None
+        self.packer = None
+        if pool and settings.publish_maps:
+            self.packer = MapSender(
+                pool,
+                store,
+                self.publisher,
+                metrics,
+                top_p=settings.publish_maps,
+                renormalise=settings.maps.renormalise,
+                most_bytes=settings.maps.capture_bytes,
+                wait_s=LONG_S,
+            )
+        receiver = Receiver(settings, self.fetcher, metrics, maps=maps)
+        self.engine = ReuseEngine(
+            settings, self.fetcher, receiver, self.sender, metrics, slots=SLOTS, maps=maps, packer=self.packer
+        )
         self.layers = settings.model.layers
         generator = torch.Generator().manual_seed(seed)
         shape = (self.layers, SLOTS)
@@ -109,8 +131,8 @@ class Worker:
                 # No layer has this number, so that is a wait for the end.
                 fetch.wait_for(-1, LONG_S)
                 assert fetch.end is not None
-        if self.sender is not None:
-            assert self.sender.drain(LONG_S)
+        for sender in (self.sender, self.packer):
+            assert sender is None or sender.drain(LONG_S)
         assert self.publisher.drain(LONG_S)
 
     def compute(self, request_id: str, start: int, stop: int, total: int) -> torch.Tensor:
@@ -126,7 +148,10 @@ class Worker:
                 self.value[layer, start:stop],
             )
             query = self.query[layer, start:stop]
-            self.engine.attend(chunk, layer, query, self.keys[layer], self.values[layer], scale=SCALE, out=out[layer])
+            done = self.engine.layers.attend_maps(chunk, layer, self.values[layer], out[layer])
+            self.engine.layers.attend(
+                chunk, layer, query, self.keys[layer], self.values[layer], scale=SCALE, out=out[layer], done=done
+            )
         self.engine.computed(chunk)
         return out
 
@@ -143,8 +168,9 @@ class Worker:
     def close(self) -> None:
         self.fetcher.close()
         self.publisher.close(LONG_S)
-        if self.sender is not None:
-            self.sender.close(LONG_S)
+        for sender in (self.sender, self.packer):
+            if sender is not None:
+                sender.close(LONG_S)
 
 
 @pytest.fixture
@@ -166,11 +192,11 @@ def store(backend, store_registry):
 
 @pytest.fixture
 def start(store):
-    """`start(settings, seed)`: a worker on the test's store."""
+    """`start(settings, seed, pool)`: a worker on the test's store."""
     started = []
 
-    def start(settings: ReuseSettings, seed: int = 1) -> Worker:
-        started.append(Worker(store, settings, seed))
+    def start(settings: ReuseSettings, seed: int = 1, pool: SharedMemoryPool | None = None) -> Worker:
+        started.append(Worker(store, settings, seed, pool))
         return started[-1]
 
     yield start

@@ -26,7 +26,7 @@ def test_gauges_follow_the_store_whoever_changes_it_and_outlive_an_outage(store,
             return found
 
     backend.error = StoreUnavailableError("down", "timeout")
-    thread = threading.Thread(target=watch, args=(Watched(), ended, 0.01))
+    thread = threading.Thread(target=watch, args=([Watched().stats], ended, 0.01))
     thread.start()
     try:
         while not backend.calls["stats"]:

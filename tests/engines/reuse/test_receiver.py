@@ -18,7 +18,7 @@ from crossfill_kernels.guided_attention import guided_attention_reference
 from crossfill_kernels.mix_mass import mix_mass
 from crossfill_kernels.rows import rows_at
 from crossfill_kernels.select_blocks import select_blocks
-from engines.reuse import engine as engine_module
+from engines.reuse import layers as layers_module
 from engines.reuse.asked import Asked, Mode
 from engines.reuse.refusal import Refusal
 from engines.reuse.settings import ReuseSettings
@@ -261,7 +261,7 @@ def test_a_kernel_that_fails_is_a_dense_layer(left, receive, monkeypatch):
     def fail(*_, **__):
         raise NativeLibraryError("broken")
 
-    monkeypatch.setattr(engine_module, "guided_attention", fail)
+    monkeypatch.setattr(layers_module, "guided_attention", fail)
     worker = receive()
     worker.arrive("r", TOKENS)
     out = worker.prefill("r", TOKENS)
@@ -305,7 +305,7 @@ def test_a_request_waits_at_most_half_of_what_it_may_save(left, receive, backend
     worker = receive(wait_s=30.0, wait_share=0.5)
     worker.arrive("fast", TOKENS[:65], Asked(Mode.OFF, "acme"))
     worker.prefill("fast", TOKENS[:65])
-    assert worker.engine._pace_s is not None
+    assert worker.engine.layers.pace_s is not None
     backend.hang("lookup")
     worker.arrive("r", TOKENS)
     worker.compute("r", 0, TOTAL, TOTAL)
@@ -378,7 +378,7 @@ def test_masses_that_cannot_be_computed_are_not_left(sender, store, monkeypatch)
 
     sender.arrive("before", TOKENS, Asked(Mode.OFF, "other"))
     dense_rows = sender.prefill("before", TOKENS)
-    monkeypatch.setattr(engine_module, "block_mass", fail)
+    monkeypatch.setattr(layers_module, "block_mass", fail)
     sender.arrive("r", TOKENS)
     torch.testing.assert_close(sender.prefill("r", TOKENS), dense_rows, atol=1e-5, rtol=1e-5)
     assert not store.match(namespace(), TOKENS).names

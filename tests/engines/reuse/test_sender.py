@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-import engines.reuse.engine as engine_module
+import engines.reuse.layers as layers_module
 from cache_store.errors import StoreUnavailableError
 from cache_store.keys import page_keys
 from cache_store.namespace import Namespace
@@ -139,13 +139,13 @@ def test_a_store_that_does_not_answer_costs_nothing_but_what_would_have_been_lef
 def test_what_the_store_has_is_not_captured_again(sender, store, backend, cuts, monkeypatch):
     sender.arrive("r", TOKENS[:150])
     sender.prefill("r", TOKENS[:150])
-    captured, compute = [], engine_module.block_mass
+    captured, compute = [], layers_module.block_mass
 
     def counting(query, keys, values, slots, rows, **more):
         captured.append((rows.last + 1 - rows.count, rows.last + 1))
         return compute(query, keys, values, slots, rows, **more)
 
-    monkeypatch.setattr(engine_module, "block_mass", counting)
+    monkeypatch.setattr(layers_module, "block_mass", counting)
     sender.arrive("again", TOKENS[:150])
     sender.prefill("again", TOKENS[:150], cuts=tuple(cut for cut in cuts if cut < 150))
     assert captured == []
@@ -182,7 +182,7 @@ def test_layers_that_nobody_wants_are_computed_without_masses(sender):
     chunk = sender.engine.chunk("r", newest_rows(128, 128), sender.slots[:128])
     out = torch.empty(128, HEADS, sender.query.shape[-1])
     for layer in range(LAYERS + 2):
-        sender.engine.attend(
+        sender.engine.layers.attend(
             chunk, layer, sender.query[layer, :128], sender.keys[layer], sender.values[layer], scale=SCALE, out=out
         )
     assert sorted(chunk.masses) == LEFT

@@ -1,0 +1,158 @@
+"""Maps as records of pages: one row block of one sender layer, all heads (design: record `map`).
+
+A payload has, of each head, a bit for every column block up to the diagonal, as records of masses have, then handles of
+the kept blocks in a block pool, by column block and then by head. The blocks themselves never leave the pool.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from cache_store.pool.handles import Handles, join, unpack
+from cache_store.records import Kind, Record
+from crossfill_kernels.blocks import PackedMap
+from engines.errors import MapRecordError
+from engines.reuse.bits import pack_bits, unpack_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from crossfill_kernels.blocks import MapStorage
+
+DTYPE = "map1"
+"""How the payload is read; another layout gets another name, and this one is then a miss."""
+
+
+@dataclass(frozen=True)
+class StoredMap:
+    """One sender layer's kept attention, of the row blocks that were left; its blocks are slots of one pool.
+
+    Attributes:
+        heads: of the sender.
+        blocks: int32 [R], row blocks, ascending.
+        offsets: int32 [R + 1]; row block i owns entries `offsets[i]` … `offsets[i + 1] - 1`.
+        columns: int32 [m], column block · heads + head, ascending within a row block.
+        handles: m of them, in the same order.
+    """
+
+    heads: int
+    blocks: torch.Tensor
+    offsets: torch.Tensor
+    columns: torch.Tensor
+    handles: Handles
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the lists."""
+        lists = sum(one.nbytes for one in (self.blocks, self.offsets, self.columns))
+        return lists + self.handles.slots.nbytes + self.handles.generations.nbytes
+
+    def covers(self, first: int, last: int) -> bool:
+        """Whether it has row blocks `first` … `last`."""
+        low, high = self._places(first, last)
+        return high - low == last - first + 1
+
+    def part(self, first: int, last: int) -> StoredMap:
+        """Row blocks `first` … `last`, all of which it has."""
+        low, high = self._places(first, last)
+        start, stop = int(self.offsets[low]), int(self.offsets[high])
+        return StoredMap(
+            self.heads,
+            self.blocks[low:high],
+            self.offsets[low : high + 1] - start,
+            self.columns[start:stop],
+            self.handles[start:stop],
+        )
+
+    def union(self, blocks: Collection[int]) -> float:
+        """Positions of these row blocks that some head keeps, as a share of the causal ones; 1 if it has none."""
+        row, position = self._rows(), self.columns.long() // self.heads
+        wanted = torch.isin(self.blocks, torch.tensor(sorted(blocks), dtype=torch.int32))
+        causal = int((self.blocks[wanted].long() + 1).sum())
+        kept = torch.unique_consecutive(((row << 32) | position)[wanted[row]]).numel()
+        return kept / causal if causal else 1.0
+
+    def packed(self, storage: MapStorage) -> PackedMap:
+        """As kernels take it; what the slots hold is up to the pool."""
+        slots = torch.from_numpy(self.handles.slots).to(storage.blocks.device)
+        blocks, offsets, columns = (
+            one.to(storage.blocks.device).contiguous() for one in (self.blocks, self.offsets, self.columns)
+        )
+        return PackedMap(self.heads, blocks, offsets, columns, slots, storage)
+
+    def _places(self, first: int, last: int) -> tuple[int, int]:
+        """Numbers of the first row block from `first` on, and of the first after `last`."""
+        bounds = torch.tensor([first, last + 1], dtype=torch.int32)
+        low, high = torch.searchsorted(self.blocks, bounds).tolist()
+        return low, high
+
+    def _rows(self) -> torch.Tensor:
+        """Of each entry the number of its row block."""
+        return torch.repeat_interleave(torch.arange(self.blocks.numel()), self.offsets.diff().long())
+
+
+def pack_maps(packed: PackedMap, handles: Handles, layer: int, digests: Sequence[bytes]) -> list[Record]:
+    """One record for each row block.
+
+    Args:
+        packed: what was packed, of R row blocks.
+        handles: of its entries, in their order.
+        layer: of the model that computed it.
+        digests: of the tokens up to each row block's end (`PageKey.tokens_digest`), R of them.
+    """
+    bounds, columns = packed.offsets.tolist(), packed.columns.numpy()
+    records = []
+    for row, (block, digest) in enumerate(zip(packed.blocks.tolist(), digests, strict=True)):
+        own = slice(bounds[row], bounds[row + 1])
+        kept = np.zeros((block + 1, packed.heads), dtype=bool)
+        kept.reshape(-1)[columns[own]] = True
+        payload = pack_bits(kept.T) + handles[own].pack()
+        records.append(Record(Kind.MAP, layer, (packed.heads, block + 1), DTYPE, digest, payload))
+    return records
+
+
+def unpack_maps(records: Mapping[int, Record], heads: int) -> StoredMap:
+    """The map of these row blocks; the inverse of `pack_maps`.
+
+    Of row blocks that were left by several pools (a sender that was started again makes a new one) only those of the
+    last one's are taken, so that all blocks lie in one.
+
+    Args:
+        records: by row block, one at the least.
+        heads: that the sender has.
+
+    Raises:
+        MapRecordError: there is none, or one is not of this layout, of so many heads and of its row block.
+    """
+    if not records:
+        raise MapRecordError("no row block was left")
+    found = {block: _parts(record, heads, block) for block, record in sorted(records.items())}
+    pool = next(reversed(found.values()))[1].pool
+    own = {block: parts for block, parts in found.items() if parts[1].pool == pool}
+    columns = [np.flatnonzero(bits.T).astype(np.int32) for bits, _ in own.values()]
+    offsets = np.cumsum([0, *map(len, columns)], dtype=np.int32)
+    return StoredMap(
+        heads,
+        torch.tensor([*own], dtype=torch.int32),
+        torch.from_numpy(offsets),
+        torch.from_numpy(np.concatenate(columns)),
+        join([handles for _, handles in own.values()]),
+    )
+
+
+def _parts(record: Record, heads: int, block: int) -> tuple[np.ndarray, Handles]:
+    """Set bits [H, block + 1] and the handles of one record."""
+    if record.dtype != DTYPE or record.shape != (heads, block + 1):
+        raise MapRecordError(f"want {DTYPE} {[heads, block + 1]}, got {record.dtype} {list(record.shape)}")
+    try:
+        bits, rest = unpack_bits(record.payload, heads, block + 1)
+        handles = unpack(rest)
+    except ValueError as error:
+        raise MapRecordError(str(error)) from None
+    if int(bits.sum()) != len(handles):
+        raise MapRecordError(f"{len(handles)} handles for {int(bits.sum())} bits")
+    return bits, handles
