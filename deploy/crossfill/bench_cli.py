@@ -143,3 +143,45 @@ def reuse(
             console=Console(),
             progress=progress,
         )
+
+
+@app.command()
+def maps(
+    sender: Annotated[str, typer.Option(help="Model of the catalogue that packs its maps.")] = "smollm2-135m-instruct",
+    receiver: Annotated[str, typer.Option(help="Model that takes them.")] = "smollm2-113m-healed",
+    weights: Annotated[
+        Weights | None,
+        typer.Option(help="How heads are mixed; by default identity for the demo pair, else uniform."),
+    ] = None,
+    top_p: Annotated[float, typer.Option(min=0.01, max=1.0, help="Attention mass to keep if guided.")] = 0.95,
+    map_top_p: Annotated[float, typer.Option(min=0.01, max=1.0, help="Attention mass that maps keep.")] = 0.9,
+    map_density: Annotated[float, typer.Option(min=0.01, max=1.0, help="Density up to which hybrid maps.")] = 0.5,
+    first_layer: Annotated[int, typer.Option(min=0, help="First reused layer.")] = 3,
+    tokens: Annotated[str, typer.Option(help="Lengths of prompts.")] = "1024,2048,4096",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of every time to first token.")] = 8,
+    texts: Annotated[int, typer.Option(min=0, help="Continuations of each length; 0 measures times alone.")] = 3,
+    needles: Annotated[int, typer.Option(min=2, help="Facts to recall at each length.")] = 24,
+    pool_bytes: Annotated[int, typer.Option(min=2**20, help="Of the block pool.")] = 3 * 2**30,
+    seed: Annotated[int, typer.Option(help="Of texts and facts.")] = 0,
+    models_root: Annotated[Path, typer.Option(help="Where models are made.")] = DEFAULT_ROOT,
+    output: Annotated[Path | None, typer.Option(help="Also write the results as JSON.")] = None,
+) -> None:
+    """Time to first token and quality of a receiver prefilled densely, guided, by maps, and by both."""
+    import os
+
+    from rich.console import Console
+
+    from crossfill.bench_maps import MapBench, bench_maps
+    from crossfill.bench_reuse import read_pair
+    from crossfill.progress import bars
+    from crossfill.up import prepare_sources
+    from engines.reuse.settings import MapSettings
+
+    folders = {name: Path(folder) for name, folder in prepare_sources([sender, receiver], models_root).items()}
+    pair = read_pair(folders, sender, receiver, first_layer=first_layer, weights=weights, top_p=top_p)
+    pair = pair.model_copy(update={"map_top_p": map_top_p, "map_density": map_density})
+    lengths = tuple(int(part) for part in tokens.split(","))
+    settings = MapSettings(pool=f"bench-{os.getpid()}", pool_bytes=pool_bytes, capture_bytes=2**30)
+    bench = MapBench(pair, receiver, lengths, rounds, texts, needles, seed, settings)
+    with bars() as progress:
+        bench_maps(bench, folders, output=output, console=Console(), progress=progress)
