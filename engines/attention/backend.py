@@ -148,6 +148,9 @@ class CrossfillAttentionBackend(AttentionBackend):  # type: ignore[misc]  # SGLa
     forward_decode = forward_extend
 
     def _finish_pass(self) -> None:
+        if self._maps is not None:
+            self._seconds += self._maps.seconds
+            self._maps.seconds = 0.0
         self._metrics.seconds.labels(self._phase).inc(self._seconds)
         self._metrics.count_kernels(dispatch.calls())
         if self._reuse is not None:

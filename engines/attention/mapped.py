@@ -5,6 +5,7 @@ The attention of the models in `engines.mapped_models` asks here, layer by layer
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -89,6 +90,8 @@ class MappedForward:
         self._aside = aside
         self.chunks: Sequence[tuple[slice, Chunk]] = ()
         """Of the batch that is computed: its rows, and how; none while tokens are decoded."""
+        self.seconds = 0.0
+        """Within attention, of all that was computed here; whoever counts them sets them back."""
 
     def rows(self, layer: int) -> list[slice]:
         """Rows of the batch whose attention in a layer maps give, in order."""
@@ -126,6 +129,7 @@ class MappedForward:
                 keys[locations[rows]] = projection.keys(rows)
 
         self._aside.start(store_keys)
+        started_s = time.perf_counter()
         # Rows that no request owns (padding of the batch) stay zero rather than whatever memory held.
         out = torch.zeros_like(query)
         done = [self._layers.attend_maps(chunk, layer.layer_id, values, out[own]) for own, chunk in self.chunks]
@@ -139,6 +143,7 @@ class MappedForward:
             self._layers.attend(
                 chunk, layer.layer_id, query[own], keys, values, scale=layer.scaling, out=out[own], done=of_chunk
             )
+        self.seconds += time.perf_counter() - started_s
         return out.view(count, -1)
 
     def _rows_of(self, own: slice, chunk: Chunk, number: int) -> slice:

@@ -37,8 +37,7 @@ NOTHING: frozenset[int] = frozenset()
 
 def _copied(query: torch.Tensor, keys: torch.Tensor, mass: BlockMass, scale: float) -> CopiedLayer:
     host = BlockMass(mass.mass.cpu(), mass.blocks.cpu(), mass.totals.cpu())
-    # The pool's slots are given to others once the request is gone.
-    return CopiedLayer(query.to("cpu", copy=True), keys.to("cpu", copy=True), host, scale)
+    return CopiedLayer(query.to("cpu", copy=True), keys.cpu(), host, scale)
 
 
 class Layers:
@@ -152,7 +151,9 @@ class Layers:
                     mass = block_mass(q, keys, values, slots, part.rows, scale=scale, out=o)
                     chunk.masses[layer] = mass
                     if layer in self._pack:
-                        chunk.copies[layer] = _copied(q, keys[slots], mass, scale)
+                        # The pool's slots are given to others once the request is gone.
+                        own_keys = keys[slots].clone() if isinstance(slots, slice) else keys[slots]
+                        chunk.copies[layer] = _copied(q, own_keys, mass, scale)
                     continue
                 if index is not None:
                     guided_attention(q, keys, values, slots, part.rows, index.to(query.device), scale=scale, out=o)
@@ -189,8 +190,8 @@ class Layers:
         stored = plan.map(layer)
         if stored is None or not stored.covers(first, last):
             return MapMissed.ABSENT
-        stored = stored.part(first, last)
-        if stored.union(range(first, last + 1)) > plan.pair.most_map_density:
+        stored, most = stored.part(first, last), plan.pair.most_map_density
+        if most < 1 and stored.union(range(first, last + 1)) > most:
             return MapMissed.TOO_DENSE
         return self._maps.missed(stored) or stored
 

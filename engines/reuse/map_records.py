@@ -155,4 +155,6 @@ def _parts(record: Record, heads: int, block: int) -> tuple[np.ndarray, Handles]
         raise MapRecordError(str(error)) from None
     if int(bits.sum()) != len(handles):
         raise MapRecordError(f"{len(handles)} handles for {int(bits.sum())} bits")
+    if not bits.any(axis=1).all():
+        raise MapRecordError(f"a head of row block {block} keeps no block at all")
     return bits, handles

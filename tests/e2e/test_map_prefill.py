@@ -157,7 +157,8 @@ def thin(store, pool, namespace, tenant, prompt, least):
 def thinned(record, pool, index, digest, least):
     stored = unpack_maps({index: record}, HEADS)
     shares = pool.storage.blocks[stored.handles.slots].sum(axis=(1, 2)) / 64
-    kept = np.flatnonzero(shares >= least)
+    # Of each head the diagonal stays, so that it keeps something.
+    kept = np.flatnonzero((shares >= least) | (stored.columns.numpy() // HEADS == index))
     left = replace(
         stored,
         offsets=torch.tensor([0, len(kept)], dtype=torch.int32),

@@ -1,5 +1,7 @@
 """Maps from one worker to another through a block pool: what is packed, what is used, and what is guided instead."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from cache_store.pool.geometry import Geometry, SlotType
 from cache_store.pool.shared_memory import open_pool
 from cache_store.records import Kind, record_name
 from crossfill_kernels import dispatch
+from engines.errors import MapRecordError
 from engines.reuse.map_records import unpack_maps
 from engines.reuse.settings import MapSettings, ReuseMode, ReuseSettings, Weights
 
@@ -117,6 +120,51 @@ def test_mapped_rows_are_the_senders_attention_on_the_receivers_values(make_pool
     assert sum(dispatch.calls().values()) > sum(calls.values())
     stats = pool.stats()
     assert (stats.retrieved, stats.published, stats.writing) == (ALL * len(GUIDED), 0, 0)
+
+
+def test_after_a_prefix_of_its_own_the_rest_of_a_row_block_is_mapped(make_pool, send, take):
+    pool, prefix = make_pool(), 100
+    sender = send(pool)
+    leave(sender)
+    receiver = take(pool)
+    where = receiver.slots[:prefix].long()
+    for layer in range(LAYERS):
+        receiver.keys[layer, where], receiver.values[layer, where] = (
+            receiver.key[layer, :prefix],
+            receiver.value[layer, :prefix],
+        )
+    receiver.arrive("asked", TOKENS)
+    found = receiver.prefill("asked", TOKENS, prefix=prefix)
+    assert receiver.counted("mapped_rows_total") == (320 - prefix) * len(GUIDED)
+    wanted = applied(maps_of(sender, make_pair().guided[2]), receiver, 2)
+    torch.testing.assert_close(found[2, : 320 - prefix], wanted[prefix:320], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        ({"dtype": "map0"}, "want map1"),
+        ({"shape": (HEADS + 1, 1)}, "want map1"),
+        ({"payload": b""}, "too few"),
+        ({"payload": b"\x01" * HEADS + b"\x00" * 7}, "are not"),
+        ({"payload": b"\x01" * HEADS + b"\x00" * 20}, "1 handles for 4 bits"),
+        ({"payload": b"\x00" * HEADS + b"\x00" * 8}, "keeps no block"),
+    ],
+)
+def test_what_is_no_record_of_a_map_is_guided(make_pool, send, take, store, spoil, why):
+    pool = make_pool()
+    leave(send(pool))
+    pages = page_keys(namespace().scope, TOKENS)
+    layer = make_pair().guided[2]
+    [whole] = store.read(namespace(), [(pages[0], record_name(Kind.MAP, layer))])
+    with pytest.raises(MapRecordError, match=why):
+        unpack_maps({0: replace(whole, **spoil)}, HEADS)
+    store.publish(namespace(), TOKENS, {0: [replace(whole, **spoil)]})
+    receiver = take(pool, top_p=1.0)
+    found, _ = ask(receiver)
+    assert mapped(receiver, "absent") == 1
+    assert mapped(receiver) == len(GUIDED) - 1
+    torch.testing.assert_close(found[2], applied(maps_of(receiver, 2), receiver, 2), atol=1e-4, rtol=1e-4)
 
 
 def test_bytes_and_half_floats_are_near(make_pool, send, take):
