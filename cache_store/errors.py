@@ -86,6 +86,7 @@ class RecordFault(StrEnum):
     KIND = "kind"
     TOKENS = "tokens"
     LAYER = "layer"
+    SHARD = "shard"
 
 
 class RecordRefusedError(StoreError):

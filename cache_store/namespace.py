@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import astuple, dataclass, fields
 from functools import cached_property
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Version of keys and records; another one is another namespace."""
 
 

@@ -1,20 +1,27 @@
 """What is stored: a header that says of what and how it was made, and a payload. Verified whenever it is read."""
 
+from __future__ import annotations
+
 import hashlib
+import re
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 from cache_store.errors import RecordFault, RecordRefusedError
 from cache_store.keys import DIGEST_BYTES
 
-VERSION = 1
+VERSION = 2
 _MAGIC = b"CfR\x00"
-# magic, version, kind, provenance, hops, layer, rank, 4 dimensions, dtype, digest of the tokens, length of the payload
-_HEADER = struct.Struct(f"<4sHBBHHH4I8s{DIGEST_BYTES}sQ")
+# magic, version, kind, provenance, hops, layer, shard, shards, rank, 4 dimensions, dtype, digest of the tokens, length
+# of the payload
+_HEADER = struct.Struct(f"<4sHBBHHHHH4I8s{DIGEST_BYTES}sQ")
 _CHECKSUM_BYTES = 16
 HEADER_BYTES = _HEADER.size + _CHECKSUM_BYTES
 MAX_RANK = 4
+_NUMBER = "[0-9]{1,5}"
+_NAME = re.compile(f"(?P<kind>[a-z]+)/(?P<layer>{_NUMBER})(?:/(?P<shard>{_NUMBER})-(?P<shards>{_NUMBER}))?", re.ASCII)
 
 
 class Kind(IntEnum):
@@ -49,6 +56,7 @@ class Record:
         payload: the bytes.
         provenance: how it was made.
         hops: reuses between the exact computation and this.
+        shard, shards: which part of the layer's heads it is of, and how many parts there are (tensor parallelism).
     """
 
     kind: Kind
@@ -59,16 +67,48 @@ class Record:
     payload: bytes
     provenance: Provenance = Provenance.EXACT
     hops: int = 0
+    shard: int = 0
+    shards: int = 1
+
+    @property
+    def of(self) -> RecordOf:
+        """What it is of."""
+        return RecordOf(self.kind, self.layer, self.shard, self.shards)
 
     @property
     def name(self) -> str:
         """What the record is called within its page."""
-        return record_name(self.kind, self.layer)
+        return record_name(self.kind, self.layer, self.shard, self.shards)
 
 
-def record_name(kind: Kind, layer: int) -> str:
-    """Name of a record within its page, such as `mass/12`."""
-    return f"{kind.name.lower()}/{layer}"
+class RecordOf(NamedTuple):
+    """What a record is of, apart from its page."""
+
+    kind: Kind
+    layer: int
+    shard: int = 0
+    shards: int = 1
+
+
+def record_name(kind: Kind, layer: int, shard: int = 0, shards: int = 1) -> str:
+    """Name of a record within its page, such as `mass/12`, or `mass/12/0-2` for the first of two shards."""
+    name = f"{kind.name.lower()}/{layer}"
+    return name if shards == 1 else f"{name}/{shard}-{shards}"
+
+
+def read_record_name(name: str) -> RecordOf:
+    """What a record of this name is of; the inverse of `record_name`.
+
+    Raises:
+        ValueError: no record has such a name.
+    """
+    found = _NAME.fullmatch(name)
+    if found is None or found["kind"].upper() not in Kind.__members__:
+        raise ValueError(f"no name of a record: {name!r}; they are such as mass/12")
+    of = RecordOf(Kind[found["kind"].upper()], int(found["layer"]), int(found["shard"] or 0), int(found["shards"] or 1))
+    if record_name(*of) != name or of.shard >= of.shards:
+        raise ValueError(f"no name of a record: {name!r}; they are such as mass/12")
+    return of
 
 
 def encode(record: Record) -> bytes:
@@ -88,6 +128,8 @@ def encode(record: Record) -> bytes:
             record.provenance,
             record.hops,
             record.layer,
+            record.shard,
+            record.shards,
             len(record.shape),
             *dimensions,
             record.dtype.encode("ascii"),
@@ -99,17 +141,20 @@ def encode(record: Record) -> bytes:
     return header + _checksum(header, record.payload) + record.payload
 
 
-def decode(data: bytes, *, kind: Kind, layer: int, tokens_digest: bytes) -> Record:
+def decode(data: bytes, of: RecordOf, *, tokens_digest: bytes) -> Record:
     """The record in `data`, if it is intact and the one that was asked for.
 
     Raises:
         RecordRefusedError: it is not; the fault says why.
     """
     record = decode_any(data)
-    if record.kind != kind:
-        raise RecordRefusedError(RecordFault.KIND, f"want {kind.name.lower()}, found {record.kind.name.lower()}")
-    if record.layer != layer:
-        raise RecordRefusedError(RecordFault.LAYER, f"want layer {layer}, found {record.layer}")
+    if record.kind != of.kind:
+        raise RecordRefusedError(RecordFault.KIND, f"want {of.kind.name.lower()}, found {record.kind.name.lower()}")
+    if record.layer != of.layer:
+        raise RecordRefusedError(RecordFault.LAYER, f"want layer {of.layer}, found {record.layer}")
+    if record.of != of:
+        found = f"shard {record.shard} of {record.shards}"
+        raise RecordRefusedError(RecordFault.SHARD, f"want shard {of.shard} of {of.shards}, found {found}")
     if record.tokens_digest != tokens_digest:
         raise RecordRefusedError(RecordFault.TOKENS, "it belongs to other tokens")
     return record
@@ -124,7 +169,7 @@ def decode_any(data: bytes) -> Record:
     if len(data) < HEADER_BYTES:
         raise RecordRefusedError(RecordFault.TRUNCATED, f"{len(data)} bytes are no header")
     header, checksum, payload = data[: _HEADER.size], data[_HEADER.size : HEADER_BYTES], data[HEADER_BYTES:]
-    magic, version, kind, provenance, hops, layer, rank, *rest = _HEADER.unpack(header)
+    magic, version, kind, provenance, hops, layer, shard, shards, rank, *rest = _HEADER.unpack(header)
     dimensions, dtype, digest, length = rest[:MAX_RANK], rest[MAX_RANK], rest[MAX_RANK + 1], rest[MAX_RANK + 2]
     if magic == _MAGIC and version != VERSION:
         raise RecordRefusedError(RecordFault.VERSION, f"version {version}, this is version {VERSION}")
@@ -139,7 +184,7 @@ def decode_any(data: bytes) -> Record:
         made, name = (Kind(kind), Provenance(provenance)), dtype.rstrip(b"\0").decode("ascii")
     except ValueError as error:
         raise RecordRefusedError(RecordFault.VERSION, str(error)) from None
-    return Record(made[0], layer, tuple(dimensions[:rank]), name, digest, payload, made[1], hops)
+    return Record(made[0], layer, tuple(dimensions[:rank]), name, digest, payload, made[1], hops, shard, shards)
 
 
 def _checksum(header: bytes, payload: bytes) -> bytes:

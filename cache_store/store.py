@@ -15,7 +15,7 @@ from cache_store.errors import RecordFault, RecordRefusedError, StoreUnavailable
 from cache_store.keys import page_keys
 from cache_store.later import Later
 from cache_store.metrics import Operation
-from cache_store.records import Kind, decode, decode_any, encode
+from cache_store.records import Kind, RecordOf, decode, decode_any, encode, read_record_name
 from cache_store.seldom import SeldomLog
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class Store:
         Raises:
             ValueError: a name is none that `record_name` gives.
         """
-        kinds = [_kind_and_layer(name) for _, name in wanted]
+        kinds = [read_record_name(name) for _, name in wanted]
         with self.metrics.timed(Operation.READ):
             found = self._backend.read(namespace.scope, [(page.key, name) for page, name in wanted])
         records = [
@@ -249,13 +249,12 @@ class Store:
         self._given.close()
 
     def _verified(
-        self, namespace: Namespace, page: PageKey, name: str, of: tuple[Kind, int], data: bytes | None
+        self, namespace: Namespace, page: PageKey, name: str, of: RecordOf, data: bytes | None
     ) -> Record | None:
         if data is None:
             return None
-        kind, layer = of
         try:
-            return decode(data, kind=kind, layer=layer, tokens_digest=page.tokens_digest)
+            return decode(data, of, tokens_digest=page.tokens_digest)
         except RecordRefusedError as error:
             self._quarantine(namespace, page, name, error)
             return None
@@ -288,14 +287,6 @@ class Store:
     def _refuse(self, what: str, error: RecordRefusedError) -> None:
         self.metrics.count_quarantined(error.fault)
         self._refusals.warn(f"{what} is not used: {error}")
-
-
-def _kind_and_layer(name: str) -> tuple[Kind, int]:
-    kind, _, layer = name.partition("/")
-    try:
-        return Kind[kind.upper()], int(layer)
-    except (KeyError, ValueError):
-        raise ValueError(f"no name of a record: {name!r}; they are such as mass/12") from None
 
 
 def _decode_anchor(data: bytes) -> Record:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from cache_store.client.threads import Threads
 from cache_store.errors import StoreError
 from cache_store.metrics import FetchEnd
+from cache_store.records import read_record_name
 from cache_store.seldom import SeldomLog
 
 if TYPE_CHECKING:
@@ -298,8 +299,5 @@ def _bytes_of(records: LayerRecords) -> int:
 def _by_layer(names: Sequence[str]) -> dict[int, list[str]]:
     layers: dict[int, list[str]] = {}
     for name in names:
-        _, _, layer = name.partition("/")
-        if not layer.isdecimal():
-            raise ValueError(f"no name of a record: {name!r}; they are such as mass/12")
-        layers.setdefault(int(layer), []).append(name)
+        layers.setdefault(read_record_name(name).layer, []).append(name)
     return layers

@@ -141,7 +141,7 @@ def read_guided(pair: Pair, text: Sequence[int], tokens: int, temperature: float
     left, senders = pair.leave(text), pair.settings.guided
     heads, pages = pair.settings.sender.heads, tokens // BLOCK
     stored = {
-        sender: unpack_masses({page: left.layers[sender][page] for page in range(pages)}, heads)
+        sender: unpack_masses([{page: left.layers[sender][page] for page in range(pages)}], heads)
         for sender in dict.fromkeys(senders.values())
     }
     shares = {sender: mix_mass(one, torch.eye(heads), pages).mass for sender, one in stored.items()}

@@ -18,7 +18,7 @@ from engines.reuse.mass_records import unpack_masses
 from engines.reuse.settings import Weights
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Sequence
 
     from cache_store.records import Record
     from engines.reuse.settings import ModelIdentity, PairSettings
@@ -99,18 +99,20 @@ GuidedLayers = Mapping[int, GuidedLayer]
 """By receiver layer, of those that one sender layer guides."""
 
 
-def guide(records: Mapping[int, Record], pair: PairSettings, weights: Mapping[int, torch.Tensor]) -> GuidedLayers:
+def guide(
+    shards: Sequence[Mapping[int, Record]], pair: PairSettings, weights: Mapping[int, torch.Tensor]
+) -> GuidedLayers:
     """What one sender layer's masses of these row blocks make receiver layers look at.
 
     Args:
-        records: by row block.
+        shards: records by row block, of each part of the sender's heads in order.
         pair: of both models.
         weights: [H_S, H_R] of each receiver layer that is wanted.
 
     Raises:
         MassRecordError: a record is not of the sender's heads and of its row block.
     """
-    masses = unpack_masses(records, pair.sender.heads)
+    masses = unpack_masses(shards, pair.sender.heads)
     blocks = masses.blocks.tolist()
     places, width = {block: place for place, block in enumerate(blocks)}, blocks[-1] + 1 if blocks else 0
     # Layers that are mixed and cut alike look at the same.

@@ -16,7 +16,8 @@ from cache_store.pool.handles import Handles, join, unpack
 from cache_store.records import Kind, Record
 from crossfill_kernels.blocks import PackedMap
 from engines.errors import MapRecordError
-from engines.reuse.bits import pack_bits, unpack_bits
+from engines.reuse.bits import Bits, pack_bits, unpack_bits
+from engines.reuse.mass_records import whole_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -95,7 +96,9 @@ class StoredMap:
         return torch.repeat_interleave(torch.arange(self.blocks.numel()), self.offsets.diff().long())
 
 
-def pack_maps(packed: PackedMap, handles: Handles, layer: int, digests: Sequence[bytes]) -> list[Record]:
+def pack_maps(
+    packed: PackedMap, handles: Handles, layer: int, digests: Sequence[bytes], shard: tuple[int, int] = (0, 1)
+) -> list[Record]:
     """One record for each row block.
 
     Args:
@@ -103,6 +106,7 @@ def pack_maps(packed: PackedMap, handles: Handles, layer: int, digests: Sequence
         handles: of its entries, in their order.
         layer: of the model that computed it.
         digests: of the tokens up to each row block's end (`PageKey.tokens_digest`), R of them.
+        shard: which part of the layer's heads these are, and of how many.
     """
     bounds, columns = packed.offsets.tolist(), packed.columns.numpy()
     records = []
@@ -111,37 +115,53 @@ def pack_maps(packed: PackedMap, handles: Handles, layer: int, digests: Sequence
         kept = np.zeros((block + 1, packed.heads), dtype=bool)
         kept.reshape(-1)[columns[own]] = True
         payload = pack_bits(kept.T) + handles[own].pack()
-        records.append(Record(Kind.MAP, layer, (packed.heads, block + 1), DTYPE, digest, payload))
+        shape = packed.heads, block + 1
+        records.append(Record(Kind.MAP, layer, shape, DTYPE, digest, payload, shard=shard[0], shards=shard[1]))
     return records
 
 
-def unpack_maps(records: Mapping[int, Record], heads: int) -> StoredMap:
-    """The map of these row blocks; the inverse of `pack_maps`.
+def unpack_maps(shards: Sequence[Mapping[int, Record]], heads: int) -> StoredMap:
+    """The map of the row blocks that all shards have; the inverse of `pack_maps`.
 
     Of row blocks that were left by several pools (a sender that was started again makes a new one) only those of the
     last one's are taken, so that all blocks lie in one.
 
     Args:
-        records: by row block, one at the least.
-        heads: that the sender has.
+        shards: records by row block, of each part of the heads in order.
+        heads: that the sender has in all.
 
     Raises:
-        MapRecordError: there is none, or one is not of this layout, of so many heads and of its row block.
+        MapRecordError: there is none, or one is not of this layout, of its share of the heads and of its row block.
     """
-    if not records:
+    if not (blocks := whole_blocks(shards)):
         raise MapRecordError("no row block was left")
-    found = {block: _parts(record, heads, block) for block, record in sorted(records.items())}
-    pool = next(reversed(found.values()))[1].pool
-    own = {block: parts for block, parts in found.items() if parts[1].pool == pool}
-    columns = [np.flatnonzero(bits.T).astype(np.int32) for bits, _ in own.values()]
+    found = {block: [_parts(records[block], heads // len(shards), block) for records in shards] for block in blocks}
+    pool = found[blocks[-1]][0][1].pool
+    joined = {
+        block: _joined(parts) for block, parts in found.items() if all(handles.pool == pool for _, handles in parts)
+    }
+    if not joined:
+        raise MapRecordError("shards of the last row block lie in several pools")
+    columns = [own_columns for own_columns, _ in joined.values()]
     offsets = np.cumsum([0, *map(len, columns)], dtype=np.int32)
     return StoredMap(
         heads,
-        torch.tensor([*own], dtype=torch.int32),
+        torch.tensor([*joined], dtype=torch.int32),
         torch.from_numpy(offsets),
         torch.from_numpy(np.concatenate(columns)),
-        join([handles for _, handles in own.values()]),
+        join([handles for _, handles in joined.values()]),
     )
+
+
+def _joined(parts: Sequence[tuple[Bits, Handles]]) -> tuple[np.ndarray, Handles]:
+    """Columns and handles of all heads, by column block and then by head, from those of parts of the heads."""
+    bits = np.concatenate([one for one, _ in parts])
+    heads = len(bits)
+    first = np.cumsum([0, *(len(one) for one, _ in parts)])
+    # Of each part its entries come by column block and then by head.
+    numbers = [np.argwhere(one.T) @ (heads, 1) + low for (one, _), low in zip(parts, first, strict=False)]
+    order = np.argsort(np.concatenate(numbers), kind="stable")
+    return np.flatnonzero(bits.T).astype(np.int32), join([handles for _, handles in parts])[order]
 
 
 def _parts(record: Record, heads: int, block: int) -> tuple[np.ndarray, Handles]:

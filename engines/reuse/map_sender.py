@@ -108,9 +108,10 @@ class MapSender:
         renormalise: make what is kept of a row sum to 1.
         most_bytes: of copies that wait; more are dropped and counted.
         wait_s: most that is waited for what the store had, on the thread.
+        shard: which part of its layers' heads this process computes, and of how many.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # what it reads, what it writes, and four settings
         self,
         pool: SharedMemoryPool,
         store: Store,
@@ -121,7 +122,9 @@ class MapSender:
         renormalise: bool,
         most_bytes: int,
         wait_s: float,
+        shard: tuple[int, int] = (0, 1),
     ) -> None:
+        self._shard = shard
         self.layers = frozenset(top_p)
         self._pool, self._storage = pool, map_storage(pool)
         self._store, self._publisher, self._metrics = store, publisher, metrics
@@ -240,7 +243,7 @@ class MapSender:
         except BaseException:
             self._pool.free(handles)
             raise
-        for record in pack_maps(packed, handles, layer, [digests[block] for block in blocks]):
+        for record in pack_maps(packed, handles, layer, [digests[block] for block in blocks], self._shard):
             # The second dimension is the number of column blocks up to the diagonal.
             records.setdefault(record.shape[1] - 1, []).append(record)
         self._metrics.count_packing(len(handles), time.perf_counter() - started_s)
@@ -250,13 +253,13 @@ class MapSender:
         self, namespace: Namespace, coverage: Coverage, layer: int, blocks: range, heads: int
     ) -> frozenset[int]:
         """Row blocks whose map of this layer is in the store and still in the pool."""
-        name = record_name(Kind.MAP, layer)
+        name = record_name(Kind.MAP, layer, *self._shard)
         there = [block for block in blocks if name in coverage.records[block]]
         found = self._store.read(namespace, [(coverage.pages[block], name) for block in there]) if there else []
         usable = set()
         for block, record in zip(there, found, strict=True):
             try:
-                stored = unpack_maps({block: record}, heads) if record is not None else None
+                stored = unpack_maps([{block: record}], heads) if record is not None else None
             except MapRecordError:
                 continue
             if stored is not None and self._pool.verify(stored.handles).usable:

@@ -25,13 +25,14 @@ DTYPE = "mass8"
 """How the payload is read; another layout gets another name, and this one is then a miss."""
 
 
-def pack_masses(mass: BlockMass, layer: int, digests: Sequence[bytes]) -> list[Record]:
+def pack_masses(mass: BlockMass, layer: int, digests: Sequence[bytes], shard: tuple[int, int] = (0, 1)) -> list[Record]:
     """One record for each row block of `mass`, quantised.
 
     Args:
         mass: masses [H, R, C] of whole row blocks.
         layer: of the model that computed them.
         digests: of the tokens up to each row block's end (`PageKey.tokens_digest`), R of them.
+        shard: which part of the layer's heads these are, and of how many.
     """
     quantised = quantise_mass(mass)
     heads, width = quantised.heads, mass.mass.shape[2]
@@ -47,28 +48,31 @@ def pack_masses(mass: BlockMass, layer: int, digests: Sequence[bytes]) -> list[R
         own = (slice(row, None, mass.blocks.numel()), slice(block + 1))
         bits, values = kept[own], codes[own]
         payload = pack_bits(bits) + values[bits].tobytes()
-        records.append(Record(Kind.MASS, layer, (heads, block + 1), DTYPE, digest, payload))
+        records.append(
+            Record(Kind.MASS, layer, (heads, block + 1), DTYPE, digest, payload, shard=shard[0], shards=shard[1])
+        )
     return records
 
 
-def unpack_masses(records: Mapping[int, Record], heads: int) -> QuantisedMass:
-    """The masses of these row blocks; the inverse of `pack_masses`.
+def unpack_masses(shards: Sequence[Mapping[int, Record]], heads: int) -> QuantisedMass:
+    """The masses of the row blocks that all shards have; the inverse of `pack_masses`.
 
     Args:
-        records: by row block.
-        heads: that the sender has.
+        shards: records by row block, of each part of the heads in order.
+        heads: that the sender has in all.
 
     Raises:
-        MassRecordError: a record is not of this layout, of so many heads and of its row block.
+        MassRecordError: a record is not of this layout, of its share of the heads and of its row block.
     """
-    blocks = sorted(records)
+    blocks = whole_blocks(shards)
     width = blocks[-1] + 1 if blocks else 0
     kept = np.zeros((heads, len(blocks), width), dtype=bool)
     codes = np.zeros((heads, len(blocks), width), dtype=np.uint8)
     for row, block in enumerate(blocks):
-        bits, values = _parts(records[block], heads, block)
+        parts = [_parts(records[block], heads // len(shards), block) for records in shards]
+        bits = np.concatenate([one for one, _ in parts])
         kept[:, row, : block + 1] = bits
-        codes[:, row, : block + 1][bits] = values
+        codes[:, row, : block + 1][bits] = np.concatenate([values for _, values in parts])
     flat = kept.reshape(heads * len(blocks), width)
     offsets = np.zeros(flat.shape[0] + 1, dtype=np.int32)
     np.cumsum(flat.sum(axis=1), out=offsets[1:])
@@ -80,6 +84,11 @@ def unpack_masses(records: Mapping[int, Record], heads: int) -> QuantisedMass:
         torch.from_numpy(columns),
         torch.from_numpy(codes[kept]),
     )
+
+
+def whole_blocks(shards: Sequence[Mapping[int, Record]]) -> list[int]:
+    """Row blocks that all shards have, ascending."""
+    return sorted(set(shards[0]).intersection(*shards[1:])) if shards else []
 
 
 def _parts(record: Record, heads: int, block: int) -> tuple[np.ndarray, np.ndarray]:

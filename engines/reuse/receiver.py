@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from cache_store.metrics import FetchEnd
 from cache_store.namespace import Namespace
-from cache_store.records import Kind, record_name
+from cache_store.records import Kind, read_record_name, record_name
 from cache_store.seldom import SeldomLog
 from engines.errors import MapRecordError, MassRecordError, PairArtifactError
 from engines.reuse.asked import Mode
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from cache_store.client.fetch import Fetch, Fetcher, LayerRecords
     from cache_store.coverage import Coverage
+    from cache_store.records import Record
     from engines.reuse.asked import Asked
     from engines.reuse.map_reader import MapReader
     from engines.reuse.metrics import ReuseMetrics
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("crossfill.reuse")
 
 _LOG_EVERY_S = 60.0
-_MASSES, _MAPS = Kind.MASS.name.lower(), Kind.MAP.name.lower()
 _ENDED = {
     FetchEnd.UNAVAILABLE: Refusal.STORE_UNAVAILABLE,
     FetchEnd.BUSY: Refusal.STORE_BUSY,
@@ -110,7 +110,7 @@ class Receiver:
         self._pairs = [pair for pair in settings.pairs if self._is_fit(pair)]
         # Most prompts find nothing, and need no masks of nothing made for each layer.
         self._nothing = {
-            pair.sender.name: Prepared(guide({}, pair, self._weights[pair.sender.name])) for pair in self._pairs
+            pair.sender.name: Prepared(guide([{}], pair, self._weights[pair.sender.name])) for pair in self._pairs
         }
         self._malformed = SeldomLog(_log, _LOG_EVERY_S, clock)
 
@@ -240,10 +240,10 @@ class Receiver:
 
     def _prepare(self, pair: PairSettings, records: LayerRecords) -> Prepared | None:
         """What is of use of one sender layer, whose names these are."""
-        found = {name.partition("/")[0]: (int(name.split("/")[1]), pages) for name, pages in records.items() if pages}
-        if _MASSES not in found:
+        masses, maps = (_shards(records, pair, kind) for kind in (Kind.MASS, Kind.MAP))
+        if not masses:
             return self._nothing[pair.sender.name]
-        layer, masses = found[_MASSES]
+        layer = read_record_name(next(iter(records))).layer
         weights = self._weights[pair.sender.name]
         try:
             guided = guide(masses, pair, {one: weights[one] for one in pair.guided_by(layer)})
@@ -251,7 +251,7 @@ class Receiver:
             self._malformed.warn(f"masses of {pair.sender.name} are not used: {error}")
             return None
         try:
-            return Prepared(guided, unpack_maps(found[_MAPS][1], pair.sender.heads) if _MAPS in found else None)
+            return Prepared(guided, unpack_maps(maps, pair.sender.heads) if maps else None)
         except MapRecordError as error:
             self._malformed.warn(f"maps of {pair.sender.name} are not used: {error}")
             return Prepared(guided)
@@ -278,7 +278,15 @@ def _size(prepared: Prepared | None) -> int:
 
 
 def _names(pair: PairSettings, kind: Kind) -> list[str]:
-    return [record_name(kind, layer) for layer in dict.fromkeys(pair.guided.values())]
+    layers = dict.fromkeys(pair.guided.values())
+    return [record_name(kind, layer, shard, pair.shards) for layer in layers for shard in range(pair.shards)]
+
+
+def _shards(records: LayerRecords, pair: PairSettings, kind: Kind) -> list[dict[int, Record]]:
+    """Of one kind, records by row block of each shard in order; none if a shard has none."""
+    found = {of.shard: pages for name, pages in records.items() if (of := read_record_name(name)).kind is kind}
+    whole = [found.get(shard, {}) for shard in range(pair.shards)]
+    return whole if all(whole) else []
 
 
 def _covered(coverage: Coverage, pair: PairSettings, kind: Kind = Kind.MASS) -> list[bool]:

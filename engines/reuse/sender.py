@@ -88,9 +88,19 @@ class Sender:
         publisher: of the store.
         most_bytes: of masses that wait; more are dropped and counted.
         wait_s: most that is waited for what the store had, on the thread.
+        shard: which part of its layers' heads this process computes, and of how many.
     """
 
-    def __init__(self, publisher: Publisher, metrics: ReuseMetrics, *, most_bytes: int, wait_s: float) -> None:
+    def __init__(
+        self,
+        publisher: Publisher,
+        metrics: ReuseMetrics,
+        *,
+        most_bytes: int,
+        wait_s: float,
+        shard: tuple[int, int] = (0, 1),
+    ) -> None:
+        self._shard = shard
         self._publisher = publisher
         self._metrics = metrics
         self._most_bytes = most_bytes
@@ -155,7 +165,7 @@ class Sender:
             # Without knowing of flushes nothing may be stored: it could be older than one.
             self._metrics.count_unpublished(Unpublished.STORE_UNKNOWN, len(blocks))
             return
-        names = frozenset(record_name(Kind.MASS, layer) for layer in whole)
+        names = frozenset(record_name(Kind.MASS, layer, *self._shard) for layer in whole)
         new = [block for block in blocks if not names <= coverage.records[block].keys()]
         if not new:
             return
@@ -163,7 +173,8 @@ class Sender:
         digests = [page.tokens_digest for page in page_keys(captured.namespace.scope, tokens)]
         records: dict[int, list[Record]] = {block: [] for block in new}
         for layer, mass in whole.items():
-            for record in pack_masses(of_blocks(mass, new), layer, [digests[block] for block in new]):
+            own = [digests[block] for block in new]
+            for record in pack_masses(of_blocks(mass, new), layer, own, self._shard):
                 # The second dimension is the number of column blocks up to the diagonal.
                 records[record.shape[1] - 1].append(record)
         reason = self._publisher.offer(captured.namespace, tokens, records, flushes=coverage.flushes)

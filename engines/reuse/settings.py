@@ -130,6 +130,7 @@ class PairSettings(PairTuning):
         layers: of each receiver layer the sender layer whose masses guide it.
         layer_top_p: of guided receiver layers that do not keep `top_p`.
         layer_density: share of the causal blocks that guided layers usually keep; of all of them or of none.
+        shards: parts of its heads that the sender's ranks publish, each its own (tensor parallelism).
         artifact: folder of the calibration that fitted the weights.
         refused: why the pair is not used although it is configured.
     """
@@ -138,12 +139,15 @@ class PairSettings(PairTuning):
     layers: tuple[Annotated[int, Field(ge=0)], ...]
     layer_top_p: Mapping[Annotated[int, Field(ge=0)], Share] = Field(default_factory=dict)
     layer_density: Mapping[Annotated[int, Field(ge=0)], Share] = Field(default_factory=dict)
+    shards: Count = 1
     artifact: str | None = None
     refused: Refusal | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
         check_layers(self.layers, self.guided, self.sender, self.layer_top_p, self.layer_density)
+        if self.sender.heads % self.shards:
+            raise ValueError(f"{self.sender.heads} heads of {self.sender.name} are not {self.shards} equal shards")
         if (self.weights is Weights.FITTED) != (self.artifact is not None):
             raise ValueError("fitted weights come from the artifact of a calibration, and no others do")
         return self

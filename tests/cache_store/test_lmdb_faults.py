@@ -17,7 +17,7 @@ from cache_store.backends.lmdb import LmdbBackend
 from cache_store.backends.opening import open_backend
 from cache_store.backends.protocol import AnchorPool, Limits, PageWrite
 from cache_store.errors import RecordFault, RecordRefusedError, StoreUnavailableError, StoreUrlError, StoreVersionError
-from cache_store.records import Kind, decode, record_name
+from cache_store.records import Kind, RecordOf, decode, record_name
 
 from .lmdb_process import SCOPE, digest, true_page
 
@@ -193,7 +193,7 @@ def test_a_flipped_byte_of_a_record_is_refused_when_it_is_read(folder: Path) -> 
     (found,) = backend.read(SCOPE.scope, [(page.key, name)])
     assert found is not None
     with pytest.raises(RecordRefusedError) as caught:
-        decode(found, kind=Kind.MASS, layer=3, tokens_digest=page.tokens_digest)
+        decode(found, RecordOf(Kind.MASS, 3), tokens_digest=page.tokens_digest)
     assert caught.value.fault is RecordFault.CHECKSUM
     assert backend.quarantine(SCOPE.scope, page.key, name)
     assert backend.read(SCOPE.scope, [(page.key, name)]) == [None]
@@ -213,7 +213,7 @@ def test_bytes_flipped_anywhere_never_give_a_wrong_record(folder: Path) -> None:
         "        for layer in range(10):\n"
         "            try:\n"
         "                data = page.records[record_name(Kind.MASS, layer)]\n"
-        "                decode(data, kind=Kind.MASS, layer=layer, tokens_digest=page.tokens_digest)\n"
+        "                decode(data, RecordOf(Kind.MASS, layer), tokens_digest=page.tokens_digest)\n"
         "                count += 1\n"
         "            except (RecordRefusedError, KeyError):\n"
         "                refused += 1\n"

@@ -14,7 +14,7 @@ from cache_store.backends.lmdb import LmdbBackend
 from cache_store.backends.lmdb_page import is_intact, pack_page, unpack_head, unpack_page, unpack_sizes
 from cache_store.backends.protocol import Limits, PageWrite
 from cache_store.errors import RecordRefusedError
-from cache_store.records import Kind, decode, record_name
+from cache_store.records import Kind, RecordOf, decode, record_name
 
 from .lmdb_process import LAYERS, SCOPE, digest, true_page
 
@@ -123,7 +123,7 @@ def read_true(backend: LmdbBackend, page: PageWrite) -> list[int]:
         if data is None:
             continue
         try:
-            decode(data, kind=Kind.MASS, layer=layer, tokens_digest=page.tokens_digest)
+            decode(data, RecordOf(Kind.MASS, layer), tokens_digest=page.tokens_digest)
             assert data == page.records[record_name(Kind.MASS, layer)]
             layers.append(layer)
         except RecordRefusedError:

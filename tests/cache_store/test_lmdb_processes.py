@@ -16,7 +16,7 @@ import pytest
 from cache_store.backends.lmdb import LmdbBackend
 from cache_store.backends.protocol import Limits
 from cache_store.errors import ForeignProcessError, StoreUnavailableError
-from cache_store.records import Kind, decode, record_name
+from cache_store.records import Kind, RecordOf, decode, record_name
 
 from .lmdb_process import LAYERS, SCOPE, true_page
 
@@ -80,7 +80,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_records(
             assert len(page.records) == LAYERS
             for layer in range(LAYERS):
                 data = page.records[record_name(Kind.MASS, layer)]
-                decode(data, kind=Kind.MASS, layer=layer, tokens_digest=page.tokens_digest)
+                decode(data, RecordOf(Kind.MASS, layer), tokens_digest=page.tokens_digest)
             counted += 1
         stats = backend.stats()
         assert stats.scopes[0].pages == counted

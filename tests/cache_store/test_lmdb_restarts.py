@@ -12,7 +12,7 @@ import pytest
 
 from cache_store.backends.lmdb import LmdbBackend
 from cache_store.backends.protocol import Limits
-from cache_store.records import Kind, decode, record_name
+from cache_store.records import Kind, RecordOf, decode, record_name
 
 from .lmdb_process import LAYERS, SCOPE, true_page
 
@@ -52,7 +52,7 @@ def check_pages(backend: LmdbBackend) -> int:
     for _, page in backend.scan():
         for layer in range(LAYERS):
             data = page.records[record_name(Kind.MASS, layer)]
-            decode(data, kind=Kind.MASS, layer=layer, tokens_digest=page.tokens_digest)
+            decode(data, RecordOf(Kind.MASS, layer), tokens_digest=page.tokens_digest)
         found += 1
     assert backend.stats().scopes[0].pages == found
     return found

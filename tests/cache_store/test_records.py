@@ -10,13 +10,25 @@ from hypothesis import strategies as st
 
 from cache_store import records
 from cache_store.errors import RecordFault, RecordRefusedError
-from cache_store.records import HEADER_BYTES, Kind, Provenance, Record, decode, decode_any, encode, record_name
+from cache_store.records import (
+    HEADER_BYTES,
+    Kind,
+    Provenance,
+    Record,
+    RecordOf,
+    decode,
+    decode_any,
+    encode,
+    read_record_name,
+    record_name,
+)
 
 DIGEST = bytes(range(32))
 KV = Record(Kind.KV, 3, (2, 64, 3), "bf16", DIGEST, b"payload", Provenance.CORRECTED, 2)
 ENCODED = bytes.fromhex(
-    "4366520001000303020003000300020000004000000003000000000000006266313600000000000102030405060708090a0b0c0d0e0f"
-    "101112131415161718191a1b1c1d1e1f070000000000000071ace44fcf5a05accbdff4c7f7e8afa27061796c6f6164"
+    "4366520002000303020003000000010003000200000040000000030000000000000062663136000000000001020304050607"
+    "08090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f070000000000000028be45e6094f2c28165f9d5dd9732be37061"
+    "796c6f6164"
 )
 
 any_record = st.builds(
@@ -29,25 +41,27 @@ any_record = st.builds(
     payload=st.binary(max_size=200),
     provenance=st.sampled_from(Provenance),
     hops=st.integers(0, 2**16 - 1),
+    shard=st.integers(0, 2**16 - 1),
+    shards=st.integers(0, 2**16 - 1),
 )
 
 
 def refused(data: bytes) -> RecordFault:
     with pytest.raises(RecordRefusedError) as caught:
-        decode(data, kind=Kind.KV, layer=3, tokens_digest=DIGEST)
+        decode(data, RecordOf(Kind.KV, 3), tokens_digest=DIGEST)
     return caught.value.fault
 
 
 def test_a_record_has_the_same_bytes_on_every_machine() -> None:
     assert encode(KV) == ENCODED
-    assert decode(ENCODED, kind=Kind.KV, layer=3, tokens_digest=DIGEST) == KV
+    assert decode(ENCODED, RecordOf(Kind.KV, 3), tokens_digest=DIGEST) == KV
 
 
 @given(any_record)
 def test_every_record_comes_back_as_it_was(record: Record) -> None:
     data = encode(record)
     assert decode_any(data) == record
-    assert decode(data, kind=record.kind, layer=record.layer, tokens_digest=record.tokens_digest) == record
+    assert decode(data, record.of, tokens_digest=record.tokens_digest) == record
     assert len(data) == HEADER_BYTES + len(record.payload)
 
 
@@ -82,7 +96,7 @@ def test_noise_behind_a_true_beginning_is_refused(data: bytes) -> None:
 
 
 def test_another_version_is_refused_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(records, "VERSION", 2)
+    monkeypatch.setattr(records, "VERSION", records.VERSION + 1)
     later = encode(KV)
     monkeypatch.undo()
     assert refused(later) is RecordFault.VERSION
@@ -98,7 +112,19 @@ def sealed(**header: object) -> bytes:
     fields = {"rank": 3, "dtype": b"bf16", "length": 7} | header
     dimensions = (2, 64, 3, 0)
     packed = records._HEADER.pack(
-        records._MAGIC, 1, Kind.KV, 0, 0, 3, fields["rank"], *dimensions, fields["dtype"], DIGEST, fields["length"]
+        records._MAGIC,
+        2,
+        Kind.KV,
+        0,
+        0,
+        3,
+        0,
+        1,
+        fields["rank"],
+        *dimensions,
+        fields["dtype"],
+        DIGEST,
+        fields["length"],
     )
     return packed + records._checksum(packed, b"payload") + b"payload"
 
@@ -159,3 +185,39 @@ def test_what_does_not_fit_the_header_cannot_be_written(wrong: dict[str, object]
 def test_names_say_kind_and_layer() -> None:
     assert record_name(Kind.MASS, 12) == Record(Kind.MASS, 12, (), "", DIGEST, b"").name == "mass/12"
     assert len({record_name(kind, layer) for kind in Kind for layer in range(30)}) == 30 * len(Kind)
+
+
+@pytest.mark.parametrize("of", [RecordOf(Kind.MASS, 12), RecordOf(Kind.MAP, 0, 1, 2), RecordOf(Kind.KV, 65535, 7, 8)])
+def test_a_name_says_what_a_record_is_of(of: RecordOf) -> None:
+    assert read_record_name(record_name(*of)) == of
+    assert decode_any(encode(replace(KV, kind=of.kind, layer=of.layer, shard=of.shard, shards=of.shards))).of == of
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "mass",
+        "mass/",
+        "mass/x",
+        "mass/-1",
+        "nothing/1",
+        "mass/01",
+        "mass/1/0-1",
+        "mass/1/2-2",
+        "mass/1/0",
+        "Mass/1",
+    ],
+)
+def test_other_names_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="no name of a record"):
+        read_record_name(name)
+
+
+def test_a_shard_is_no_other_shard() -> None:
+    data = encode(replace(KV, shard=1, shards=2))
+    assert decode(data, RecordOf(Kind.KV, 3, 1, 2), tokens_digest=DIGEST).shard == 1
+    for other in (RecordOf(Kind.KV, 3), RecordOf(Kind.KV, 3, 0, 2), RecordOf(Kind.KV, 3, 1, 4)):
+        with pytest.raises(RecordRefusedError) as refusal:
+            decode(data, other, tokens_digest=DIGEST)
+        assert refusal.value.fault is RecordFault.SHARD

@@ -75,10 +75,11 @@ async def test_a_round_asks_every_kind_once_in_changing_order():
     [("dense", SAID["guided"]), ("map", "fallback; reason=too_dense"), ("guided", SAID["map"]), ("map", SAID["dense"])],
 )
 async def test_another_prefill_is_no_figure(kind, says):
+    rounds, others = MapRounds(), takers([], **{kind: says})
+    # What may be the store's slowness is asked for again at first.
+    rounds.again = [""] * 4
     with pytest.raises(BenchError, match=f"was to be {kind} was prefilled otherwise: {says.partition(';')[0]}"):
-        rounds = MapRounds()
-        for _ in range(6):
-            await bench_maps._round(Sender(), takers([], **{kind: says}), [1] * 128, rounds, 3)
+        await bench_maps._round(Sender(), others, [1] * 128, rounds, 3)
 
 
 async def test_a_map_that_had_not_come_is_asked_for_again_and_counted():
@@ -98,7 +99,7 @@ async def test_a_hybrid_of_which_no_layer_is_sparse_is_a_figure():
 
 async def test_a_sender_that_does_not_pack_all_is_told(monkeypatch):
     monkeypatch.setattr(bench_maps, "_TIMEOUT_S", 0.05)
-    with pytest.raises(BenchError, match="packed 3 of 6 row blocks .* pool too small"):
+    with pytest.raises(BenchError, match=r"packed 3 of 6 row blocks .* pool too small"):
         await bench_maps._round(Sender(packs=0.5), takers([]), [1] * 128, MapRounds(), 3)
 
 

@@ -155,7 +155,7 @@ def thin(store, pool, namespace, tenant, prompt, least):
 
 
 def thinned(record, pool, index, digest, least):
-    stored = unpack_maps({index: record}, HEADS)
+    stored = unpack_maps([{index: record}], HEADS)
     shares = pool.storage.blocks[stored.handles.slots].sum(axis=(1, 2)) / 64
     # Of each head the diagonal stays, so that it keeps something.
     kept = np.flatnonzero((shares >= least) | (stored.columns.numpy() // HEADS == index))

@@ -84,7 +84,7 @@ class Pair:
         guided: dict[int, GuidedLayer] = {}
         for sender in dict.fromkeys(self.settings.guided.values()):
             wanted = {layer: self.weights[layer] for layer in self.settings.guided_by(sender)}
-            guided |= guide({page: left.layers[sender][page] for page in range(pages)}, self.settings, wanted)
+            guided |= guide([{page: left.layers[sender][page] for page in range(pages)}], self.settings, wanted)
         return guided
 
 

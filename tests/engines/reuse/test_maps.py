@@ -158,7 +158,7 @@ def test_what_is_no_record_of_a_map_is_guided(make_pool, send, take, store, spoi
     layer = make_pair().guided[2]
     [whole] = store.read(namespace(), [(pages[0], record_name(Kind.MAP, layer))])
     with pytest.raises(MapRecordError, match=why):
-        unpack_maps({0: replace(whole, **spoil)}, HEADS)
+        unpack_maps([{0: replace(whole, **spoil)}], HEADS)
     store.publish(namespace(), TOKENS, {0: [replace(whole, **spoil)]})
     receiver = take(pool, top_p=1.0)
     found, _ = ask(receiver)
@@ -328,7 +328,7 @@ def test_records_say_what_lies_where(make_pool, send, store):
     pages = page_keys(namespace().scope, TOKENS)
     layer = make_pair().guided[2]
     found = store.read(namespace(), [(page, record_name(Kind.MAP, layer)) for page in pages[:PAGES]])
-    stored = unpack_maps(dict(enumerate(found)), HEADS)
+    stored = unpack_maps([dict(enumerate(found))], HEADS)
     assert stored.blocks.tolist() == [*range(PAGES)]
     assert pool.verify(stored.handles).usable
     maps = maps_of(sender, layer)

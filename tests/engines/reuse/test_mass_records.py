@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cache_store.records import Kind, decode, encode
+from cache_store.records import Kind, RecordOf, decode, encode
 from crossfill_kernels.blocks import BlockMass
 from crossfill_kernels.mix_mass import mix_mass, quantise_mass
 from engines.errors import MassRecordError
@@ -41,23 +41,23 @@ def packed(heads=4, blocks=(0, 3, 9), seed=1):
 def test_masses_come_back_as_they_were_quantised(heads, blocks, seed):
     mass = masses(heads, blocks, seed)
     records = pack_masses(mass, 7, digests(blocks))
-    stored = [decode(encode(r), kind=Kind.MASS, layer=7, tokens_digest=r.tokens_digest) for r in records]
+    stored = [decode(encode(r), RecordOf(Kind.MASS, 7), tokens_digest=r.tokens_digest) for r in records]
     assert [record.tokens_digest for record in stored] == digests(blocks)
-    found, want = unpack_masses(dict(zip(blocks, stored, strict=True)), heads), quantise_mass(mass)
+    found, want = unpack_masses([dict(zip(blocks, stored, strict=True))], heads), quantise_mass(mass)
     for name in ("blocks", "offsets", "columns", "codes"):
         assert torch.equal(getattr(found, name), getattr(want, name)), name
 
 
 def test_any_subset_of_row_blocks_in_any_order_is_the_masses_of_those():
     mass, records = packed()
-    some = unpack_masses({9: records[9], 0: records[0]}, 4)
+    some = unpack_masses([{9: records[9], 0: records[0]}], 4)
     assert some.blocks.tolist() == [0, 9]
     mixed = mix_mass(some, torch.eye(4), 10)
     torch.testing.assert_close(mixed.mass[:, 1], mass.mass[:, 2] / 64, atol=0.03, rtol=0.05)
 
 
 def test_no_records_are_no_masses():
-    nothing = unpack_masses({}, 4)
+    nothing = unpack_masses([{}], 4)
     assert (nothing.blocks.numel(), nothing.codes.numel()) == (0, 0)
 
 
@@ -82,9 +82,9 @@ def test_a_mass_takes_a_byte_and_a_bit():
 )
 def test_what_is_no_masses_of_this_row_block_is_refused(alter):
     _, records = packed()
-    unpack_masses({9: records[9]}, 4)
+    unpack_masses([{9: records[9]}], 4)
     with pytest.raises(MassRecordError):
-        unpack_masses({9: alter(records[9])}, 4)
+        unpack_masses([{9: alter(records[9])}], 4)
 
 
 def test_bits_beyond_the_diagonal_are_not_read():
@@ -92,5 +92,5 @@ def test_bits_beyond_the_diagonal_are_not_read():
     payload = bytearray(records[9].payload)
     # Column blocks 10 … 15 of head 0 have bits in its second byte.
     payload[1] |= 0xFC
-    found = unpack_masses({9: replace(records[9], payload=bytes(payload))}, 4)
+    found = unpack_masses([{9: replace(records[9], payload=bytes(payload))}], 4)
     assert int(found.columns.max()) <= 9

@@ -51,7 +51,7 @@ def test_masses_are_those_of_the_attention_however_the_prompt_is_cut(sender, sto
     for layer in LEFT:
         found = store.read(namespace(), [(page, f"mass/{layer}") for page in pages])
         assert None not in found
-        left, want = unpack_masses(dict(enumerate(found)), HEADS), expected(sender, layer, 5)
+        left, want = unpack_masses([dict(enumerate(found))], HEADS), expected(sender, layer, 5)
         assert torch.equal(left.offsets, want.offsets)
         # A sum in another order may fall on the other side of a step.
         assert int((left.codes.int() - want.codes.int()).abs().max()) <= 1
