@@ -172,7 +172,8 @@ def _make_engine(runner: Any) -> "ReuseEngine | None":
     if (option := _unsuited(runner.server_args)) is not None:
         raise SystemExit(f"crossfill: reuse does not work with SGLang's {option}; leave that out, or the model's pairs")
     pool = runner.token_to_kv_pool
-    engine = assemble(settings, slots=pool.get_key_buffer(0).shape[0])
+    keys = pool.get_key_buffer(0)
+    engine = assemble(settings, slots=keys.shape[0], device=keys.device.type)
     if engine.uses_maps:
         # The package of these is imported by SGLang itself, if at all.
         from engines.mapped_models.attention import skips_queries

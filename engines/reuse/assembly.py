@@ -41,11 +41,12 @@ _log = logging.getLogger("crossfill.reuse")
 _REFRESH_S = 30.0
 
 
-def assemble(settings: ReuseSettings, *, slots: int, store: Store | None = None) -> ReuseEngine:
+def assemble(settings: ReuseSettings, *, slots: int, device: str = "cpu", store: Store | None = None) -> ReuseEngine:
     """A worker's part in reuse.
 
     Args:
         slots: of the KV pool.
+        device: where attention is computed.
         store: where state is kept; opened from the settings, when it is first asked, if not given.
     """
     store = store or open_store_later(settings.store, StoreMetrics(REGISTRY))
@@ -53,7 +54,7 @@ def assemble(settings: ReuseSettings, *, slots: int, store: Store | None = None)
     told = settings.store
     fetcher = Fetcher(store, told.fetch_threads, told.fetches_in_flight, held_bytes=told.fetched_bytes)
     sender = packer = None
-    pool = _open_pool(settings) if settings.has_maps else None
+    pool = _open_pool(settings, device) if settings.has_maps else None
     maps = MapReader(pool, map_storage(pool), _log) if pool else None
     if settings.publish:
         publisher = Publisher(store, told.queue_bytes)
@@ -78,9 +79,12 @@ def assemble(settings: ReuseSettings, *, slots: int, store: Store | None = None)
     return ReuseEngine(settings, fetcher, receiver, sender, metrics, slots=slots, maps=maps, packer=packer)
 
 
-def _open_pool(settings: ReuseSettings) -> SharedMemoryPool | None:
-    """The machine's block pool; None, logged, if it cannot be opened: every layer is then guided."""
+def _open_pool(settings: ReuseSettings, device: str) -> SharedMemoryPool | None:
+    """The machine's block pool; None, logged, if it cannot be opened or used: every layer is then guided."""
     told = settings.maps
+    if device != "cpu":
+        _log.error("no maps are packed or used, layers are guided instead: the block pool lies in the host's memory")
+        return None
     try:
         return open_pool(told.pool, Geometry.within(told.pool_bytes, told.dtype))
     except StoreError as error:

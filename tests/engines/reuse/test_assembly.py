@@ -1,12 +1,17 @@
 """What a worker does of itself, beside its requests."""
 
+import os
 import threading
+
+import pytest
 
 from cache_store.errors import StoreUnavailableError
 from cache_store.keys import PAGE, page_keys
 from cache_store.namespace import Namespace
+from cache_store.pool.shared_memory import remove_abandoned
 from cache_store.records import Kind, Record
-from engines.reuse.assembly import watch
+from engines.reuse.assembly import _open_pool, watch
+from engines.reuse.settings import MapSettings, ReuseSettings
 
 from .conftest import LARGE
 
@@ -38,3 +43,19 @@ def test_gauges_follow_the_store_whoever_changes_it_and_outlive_an_outage(store,
         ended.set()
         thread.join(30)
     assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("device", "pool_bytes", "said"), [("cuda", 2**20, "host's memory"), ("cpu", 2**40, "no room")], ids=str
+)
+def test_a_worker_that_can_have_no_block_pool_says_so_and_guides(caplog, device, pool_bytes, said):
+    told = MapSettings(pool=f"none-{os.getpid()}", pool_bytes=pool_bytes)
+    settings = ReuseSettings(model=LARGE, publish=(1,), publish_maps={1: 0.9}, maps=told)
+    assert _open_pool(settings, device) is None
+    assert "layers are guided instead" in caplog.text
+    assert said in caplog.text
+    # A control: the same with room for it, where it can be used.
+    pool = _open_pool(settings.model_copy(update={"maps": told.model_copy(update={"pool_bytes": 2**20})}), "cpu")
+    assert pool is not None
+    pool.close()
+    assert remove_abandoned(told.pool) == [told.pool]
