@@ -200,12 +200,12 @@ class Receiver:
         kept = {layer: one.density(choice.pages) for layer, one in came.items() if one is not None}
         if not kept:
             return Refusal.MALFORMED if came else _ENDED.get(fetch.end or FetchEnd.DEADLINE, Refusal.STORE_SLOW)
-        plan.density = _expected(kept, pair.layer_density)
+        work = plan.density = _expected(kept, pair.layer_density)
         if pair.uses_maps:
             plan.unmapped = self._unmapped(plan, [*came])
             if plan.unmapped is None:
-                plan.density = _density(plan, kept)
-        return Refusal.TOO_DENSE if plan.density > pair.max_density else plan
+                plan.density, work = _with_maps(plan, kept)
+        return Refusal.TOO_DENSE if work > pair.max_density else plan
 
     def _unmapped(self, plan: Plan, came: Sequence[int]) -> MapMissed | None:
         """Why no layer that has come will be computed by its map; None if one will, now."""
@@ -257,12 +257,17 @@ class Receiver:
             return Prepared(guided)
 
 
-def _density(plan: Plan, guided: Mapping[int, float]) -> float:
-    """Mean over layers that have come: positions that some head of a map keeps, or what is kept of guided ones."""
+def _with_maps(plan: Plan, guided: Mapping[int, float]) -> tuple[float, float]:
+    """Mean density of layers that have come, and the work in them as a share of what dense attention takes.
+
+    Of a map the density is that of positions that some head keeps. A map takes one product a block, of probabilities
+    and values, where attention takes two.
+    """
     maps = {layer: plan.map(layer) for layer in guided}
     unions = {layer: stored.union(plan.mapped) for layer, stored in maps.items() if stored is not None}
     used = {layer: union for layer, union in unions.items() if union <= plan.pair.most_map_density}
-    return sum({**guided, **used}.values()) / len(guided)
+    work = {**guided, **{layer: union / 2 for layer, union in used.items()}}
+    return sum({**guided, **used}.values()) / len(guided), sum(work.values()) / len(work)
 
 
 def _expected(kept: Mapping[int, float], usual: Mapping[int, float]) -> float:

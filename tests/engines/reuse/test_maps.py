@@ -292,6 +292,14 @@ def test_hybrid_maps_sparse_layers_and_guides_dense_ones(make_pool, send, take):
     assert sum(unions["some"][:2]) == len(GUIDED)
 
 
+@pytest.mark.parametrize(("most", "mode"), [(0.49, "fallback; reason=too_dense"), (0.51, "map; ")])
+def test_maps_count_half_towards_the_greatest_density(make_pool, send, take, most, mode):
+    pool = make_pool()
+    leave(send(pool))
+    _, outcome = ask(take(pool, max_density=most))
+    assert outcome.startswith(mode)
+
+
 def test_a_row_block_that_two_chunks_share_is_guided(make_pool, send, take):
     pool = make_pool()
     sender = send(pool)
