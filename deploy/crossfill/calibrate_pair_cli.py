@@ -39,6 +39,9 @@ def pair(
     ] = None,
     fit: Annotated[int, typer.Option(min=1, help="Texts to fit weights with.")] = 6,
     train_steps: Annotated[int, typer.Option(min=0, help="Steps of training weights end to end; 0 for none.")] = 0,
+    maps: Annotated[
+        bool, typer.Option("--maps", help="Try layers by maps, too, as the block pool of a machine makes possible.")
+    ] = False,
     choice: Annotated[int, typer.Option(min=1, help="Texts to choose by.")] = 3,
     gate: Annotated[int, typer.Option(min=2, help="Texts of each source to judge by.")] = 4,
     needles: Annotated[int, typer.Option(min=2, help="Facts to recall when judging.")] = 40,
@@ -64,12 +67,14 @@ def pair(
             raise typer.BadParameter("is no multiple of 64", param_hint=name)
     from engines.calibration.calibration import Wanted
     from engines.calibration.gate import Limits
+    from engines.calibration.outcome import MAP_DENSITIES
 
     wanted = Wanted(
         tokens=tokens,
         gate_tokens=gate_tokens,
         fit=fit,
         train_steps=train_steps,
+        map_densities=MAP_DENSITIES if maps else (),
         choice=choice,
         gate=gate,
         choice_needles=min(needles, Wanted.choice_needles),

@@ -107,6 +107,9 @@ def calibrated(folder: Path, sender: ModelIdentity, receiver: ModelIdentity) -> 
             layer_density=manifest.layer_density,
             min_tokens=manifest.min_tokens,
             max_density=manifest.max_density,
+            mode=manifest.mode,
+            map_top_p=manifest.map_top_p,
+            map_density=manifest.map_density,
             artifact=str(folder),
             refused=refused,
         )

@@ -253,7 +253,20 @@ def _search(work: _Work, models: Models) -> tuple[Mapping[Candidate, Tried], Can
     found |= _try(work, models, [one for one in combined if one not in found], "trying combinations")
     better = [one for one in rank(found, bounds, layers) if _saves_more(found[one], tried[chosen])]
     recalling = (one for one in better[:_MOST_RECALLED] if _recalls(work, models, one))
+    chosen, tried = next(recalling, chosen), {**tried, **found}
+    if not wanted.map_densities:
+        return tried, chosen
+    found = _try(work, models, [*_by_maps(chosen, wanted)], "trying maps")
+    better = [one for one in rank(found, bounds, layers) if _saves_more(found[one], tried[chosen])]
+    recalling = (one for one in better[:_MOST_RECALLED] if _recalls(work, models, one))
     return {**tried, **found}, next(recalling, chosen)
+
+
+def _by_maps(chosen: Candidate, wanted: Wanted) -> Iterator[Candidate]:
+    """The chosen candidate with layers by maps, as it mixes heads and as whole maps would have them mixed."""
+    for rule in dict.fromkeys((chosen.rule, Rule.MAPS)):
+        for density in wanted.map_densities:
+            yield replace(chosen, rule=rule, map_density=density)
 
 
 def _candidates(first_layers: Sequence[int], rules: Sequence[Rule], wanted: Wanted) -> list[Candidate]:
@@ -283,7 +296,8 @@ def _told(models: Models, candidate: Candidate) -> list[object]:
     """All that what a candidate does follows from, but for texts."""
     settings = models.pair(candidate).settings
     weights = digest_of({layer: one.numpy() for layer, one in models.pair(candidate).weights.items()})
-    return [[(layer, of, settings.top_p_of(layer)) for layer, of in settings.guided.items()], weights]
+    told: list[object] = [[(layer, of, settings.top_p_of(layer)) for layer, of in settings.guided.items()], weights]
+    return [*told, settings.map_top_p, settings.most_map_density] if settings.uses_maps else told
 
 
 def _recalls(work: _Work, models: Models, candidate: Candidate) -> bool:

@@ -82,7 +82,7 @@ class Judge:
         for name, attend in self._ways(runs, prefix):
             found[name] = apart(receiver.hidden(text, attend), slice(prefix, len(text)))
         talk = Talk(prefix)
-        hidden = receiver.hidden(text, Planned(runs.guides, talk.pages))
+        hidden = receiver.hidden(text, Planned(runs.guides, talk.pages, runs.maps, self.pair.weights))
         for switches in SWITCHES:
             answer = talk.answer(switches)
             # Each token is predicted by the one before it.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from engines.calibration.gate import Limits, Verdicts
-from engines.calibration.trial import Candidate, Rule, Tried
+from engines.calibration.trial import MAP_TOP_P, Candidate, Rule, Tried
 from engines.reuse.artifact import DataSource, Manifest, Measured
 
 if TYPE_CHECKING:
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from engines.calibration.profile import Profile
     from engines.calibration.texts import Passages
     from engines.reuse.settings import ModelIdentity
+
+
+MAP_DENSITIES = (0.3, 0.5, 0.7, 0.85, 1.0)
+"""Up to which layers are tried by maps if maps are wanted; the last is all of them."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class Wanted:
         answers: greedy answers to judge by.
         first_layers, rules, top_ps: what is tried, of rules those that there are.
         limits: of the gate.
+        map_densities: up to which layers are tried by maps; none tries no maps.
         train_steps: of training the fitted weights end to end, of one text each; 0 for none.
         min_tokens: fewer that could be guided are not worth it.
         seed: of texts, facts and random masks.
@@ -51,6 +56,7 @@ class Wanted:
     first_layers: tuple[int, ...] = (1, 2, 3)
     rules: tuple[Rule, ...] = (Rule.UNIFORM, Rule.ONE_HOT, Rule.FITTED, Rule.TRAINED)
     top_ps: tuple[float, ...] = (0.85, 0.9, 0.95, 0.97)
+    map_densities: tuple[float, ...] = ()
     train_steps: int = 0
     limits: Limits = field(default_factory=Limits)
     min_tokens: int = 512
@@ -99,6 +105,8 @@ class Calibrated:
             receiver=self.receiver,
             layers=self.alignment.layers,
             first_layer=self.chosen.first_layer,
+            mode=self.chosen.mode,
+            **({"map_top_p": MAP_TOP_P, "map_density": self.chosen.map_density} if self.chosen.map_density else {}),
             top_p=self.chosen.top_p,
             layer_top_p=dict(self.chosen.layer_top_p),
             layer_density=dict(zip(self.weights, self.verdicts.layer_density, strict=True)),

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import torch
 
 from crossfill_kernels.rows import BLOCK
-from engines.reuse.settings import PairSettings
-from engines.reuse.study.masks import mean_density
+from engines.reuse.settings import PairSettings, ReuseMode
+from engines.reuse.study.maps import Mapped, leave_maps, sparse_enough, union
+from engines.reuse.study.masks import density
 from engines.reuse.study.network import dense
-from engines.reuse.study.pair import Pair, Sparse
+from engines.reuse.study.pair import Pair
 from engines.reuse.study.runs import distance
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from engines.reuse.study.network import Network
 
     Weights = Mapping[int, torch.Tensor]
+
+
+MAP_TOP_P = 0.9
+"""Share of attention mass that maps keep: the more hardly changes answers, and takes memory and time."""
 
 
 class Rule(StrEnum):
@@ -44,12 +49,21 @@ class Candidate:
 
     Attributes:
         layer_top_p: layers that do not keep `top_p`, with what they keep.
+        map_density: layers of whose map no more than this share of the blocks is kept by some head are computed by it.
     """
 
     first_layer: int
     rule: Rule
     top_p: float
     layer_top_p: tuple[tuple[int, float], ...] = ()
+    map_density: float = 0.0
+
+    @property
+    def mode(self) -> ReuseMode:
+        """What of the sender's is reused."""
+        if not self.map_density:
+            return ReuseMode.GUIDED
+        return ReuseMode.MAP if self.map_density >= 1 else ReuseMode.HYBRID
 
 
 @dataclass
@@ -59,7 +73,8 @@ class Tried:
     Attributes:
         divergence: mean KL from the dense run over the tokens of a continuation, in nats.
         agreement: share of these tokens where both would say the same next.
-        density: kept blocks as a share of the causal ones, mean of the guided layers.
+        density: kept blocks as a share of the causal ones, mean of the guided layers; of a map half of those that some
+            head keeps, as it takes half the work.
     """
 
     divergence: list[float] = field(default_factory=list)
@@ -117,6 +132,9 @@ class Models:
             layer_top_p=dict(candidate.layer_top_p),
             min_tokens=BLOCK,
             max_density=1.0,
+            mode=candidate.mode,
+            map_top_p=MAP_TOP_P,
+            map_density=candidate.map_density or 1.0,
         )
         return Pair(self.sender, self.receiver, settings, self.mixed(candidate.rule, settings.guided))
 
@@ -160,9 +178,17 @@ class Trials:
         widest = min(self._pairs.values(), key=lambda pair: pair.settings.first_layer)
         left = widest.leave(text)
         exact = self._receiver.log_probabilities(self._receiver.hidden(text, dense)[prefix:])
+        by_maps = any(pair.settings.uses_maps for pair in self._pairs.values())
+        packed = leave_maps(widest, text[:prefix], top_p=MAP_TOP_P) if by_maps else {}
         figures = []
         for pair in self._pairs.values():
-            indices = {layer: one.index for layer, one in pair.guides(left, prefix // BLOCK).items()}
-            found = self._receiver.log_probabilities(self._receiver.hidden(text, Sparse(indices))[prefix:])
-            figures.append((*distance(exact, found), mean_density(indices)))
+            pages = prefix // BLOCK
+            indices = {layer: one.index for layer, one in pair.guides(left, pages).items()}
+            maps = sparse_enough(pair, packed) if pair.settings.uses_maps else {}
+            rest = {layer: index for layer, index in indices.items() if layer not in maps}
+            attend = Mapped(maps, pair.weights, pages, rest)
+            found = self._receiver.log_probabilities(self._receiver.hidden(text, attend)[prefix:])
+            work = {layer: density(index) for layer, index in indices.items()}
+            work |= {layer: union(own) / 2 for layer, own in maps.items()}
+            figures.append((*distance(exact, found), statistics.fmean(work.values())))
         return torch.tensor(figures, dtype=torch.float64)

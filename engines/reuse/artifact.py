@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from engines.errors import PairArtifactError
 from engines.models.safetensors_file import Tensor, array_tensor, read, to_array, write
-from engines.reuse.settings import ModelIdentity, Share, check_layers
+from engines.reuse.settings import ModelIdentity, ReuseMode, Share, check_layers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,6 +69,9 @@ class Manifest(_Part):
         first_layer: receiver layers before it are computed as always, and so is the last one.
         top_p: share of attention mass that the kept blocks reach.
         layer_top_p: of guided layers where it is another one.
+        mode: what of the sender's is reused.
+        map_top_p: share of attention mass that maps keep, of each of the sender's heads.
+        map_density: of `hybrid`, the density up to which a layer is computed by its map.
         layer_density: kept blocks of each guided layer as a share of the causal ones, as measured.
         min_tokens, max_density: bounds within which quality and gain were measured.
         weights_digest: BLAKE2b of the file of weights, hexadecimal.
@@ -80,7 +83,9 @@ class Manifest(_Part):
 
     kind: Literal["crossfill-pair"] = "crossfill-pair"
     format: Literal[1] = 1
-    mode: Literal["guided"] = "guided"
+    mode: ReuseMode = ReuseMode.GUIDED
+    map_top_p: Share = 0.95
+    map_density: Share = 0.3
     sender: ModelIdentity
     receiver: ModelIdentity
     layers: tuple[LayerNumber, ...]

@@ -66,6 +66,27 @@ def test_a_model_may_be_receiver_and_sender(folders):
     assert told["small"].pairs[0].sender.name == "large"
 
 
+def test_a_sender_packs_the_maps_that_some_pair_wants_as_much_as_the_one_that_wants_most(folders):
+    by_map = {**PAIR, "mode": "map", "map_top_p": 0.8}
+    other = {"sender": "large", "receiver": "tiny", "layers": [0, 1, 2, 4, 7], "first_layer": 3}
+    told = settle(folders, by_map, {**other, "mode": "hybrid", "map_top_p": 0.9})
+    assert told["large"].publish_maps == {4: 0.9, 5: 0.8, 6: 0.8}
+    assert told["small"].publish_maps == {}
+    assert (told["small"].has_maps, told["large"].has_maps) == (True, True)
+    assert settle(folders, PAIR)["large"].publish_maps == {}
+    assert not settle(folders, PAIR)["large"].has_maps
+
+
+@pytest.mark.parametrize("mode", ["guided", "map"])
+def test_only_workers_that_use_maps_take_models_that_can_do_without_queries(folders, tmp_path, mode):
+    config = stack(folders, {**PAIR, "mode": mode})
+    with Ports(config.first_worker_port) as ports:
+        plan = make_plan(config, {str(folder): folder for folder in folders.values()}, tmp_path / "state", ports)
+    package = {spec.model: spec.environment.get("SGLANG_EXTERNAL_MODEL_PACKAGE") for spec in plan.workers}
+    wanted = "engines.mapped_models" if mode == "map" else None
+    assert package == {"large": None, "small": wanted, "tiny": None}
+
+
 def test_workers_are_told_what_is_compared_and_by_default_that_is_nothing(folders):
     sources = {str(folder): folder for folder in folders.values()}
     quiet = reuse_settings(stack(folders, PAIR), sources)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from crossfill.console_table import ruled
 from engines.calibration.gate import divergence_over, recalled_beyond
+from engines.reuse.settings import ReuseMode
 from engines.reuse.study.masks import Mask
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 ALIGNED = {"suffix": "by suffixes", "ordered": "in the order that fits best"}
 
 _SHOWN = 12
+_MODES = {ReuseMode.GUIDED: "guided", ReuseMode.MAP: "by maps", ReuseMode.HYBRID: "by maps or guided"}
 _CANDIDATE = ("heads", "from layer", "top-p", "KL", "same", "density", "saved", "")
 _FIGURE = ("figure", "limit", "measured", "", "")
 _WAY = ("as dense as guided", "KL", "guided ÷ it", "recall", "guided beyond it")
@@ -36,7 +38,8 @@ def tables(found: Calibrated) -> Iterator[Table]:
 
 CANDIDATES_CAPTION = (
     "KL × 1000 from the dense run; same: share of tokens where both would say the same next; saved: share of all "
-    "attention that is left out. 4-8:.9: another top-p in layers 4 to 8. ←: chosen."
+    "attention that is left out. 4-8:.9: another top-p in layers 4 to 8; maps≤.5: layers of "
+    "whose map no more is kept are computed by it, at half the work. ←: chosen."
 )
 WAYS_CAPTION = (
     "KL × 1000 from the dense run, and share of facts recalled; random and sink + window: blocks chosen without the "
@@ -60,6 +63,7 @@ def sentences(found: Calibrated) -> Iterator[str]:
     )
     share = statistics.fmean(one.variation for layer, one in found.maps.items() if layer in guided)
     yield f"Whole maps differ from their best mixtures by {share:.2f} on average: so far map reuse would be wrong."
+    yield from _of_maps(found)
     if found.losses:
         third = max(1, len(found.losses) // 3)
         first, last = (statistics.fmean(part) for part in (found.losses[:third], found.losses[-third:]))
@@ -77,12 +81,26 @@ def sentences(found: Calibrated) -> Iterator[str]:
         yield f"The pair is refused, because of: {', '.join(failed)}. Workers that are given it prefill densely."
     else:
         yield (
-            f"The pair may be used: guided from layer {found.chosen.first_layer} on, top-p {_top_p(found.chosen)}, it "
-            f"looks at {found.verdicts.density:.0%} of the blocks of {found.wanted.gate_tokens} "
-            "tokens."
+            f"The pair may be used: {_MODES[found.chosen.mode]} from layer {found.chosen.first_layer} on, top-p "
+            f"{_top_p(found.chosen)}, it looks at {found.verdicts.density:.0%} of the blocks of "
+            f"{found.wanted.gate_tokens} tokens where it is guided."
         )
     yield f"All that took {sum(found.seconds.values()) / 60:.1f} minutes: " + ", ".join(
         f"{name} {seconds:.0f} s" for name, seconds in found.seconds.items()
+    )
+
+
+def _of_maps(found: Calibrated) -> Iterator[str]:
+    """What maps would have come to, if they were tried."""
+    tried = {one: statistics.fmean(of.divergence) for one, of in found.tried.items() if one.map_density}
+    if not tried:
+        return
+    whole = min(far for one, far in tried.items() if one.mode is ReuseMode.MAP)
+    nearest = min(tried, key=lambda one: tried[one])
+    yield (
+        f"By maps in all layers the divergence on the texts to choose by is {whole:.4f} nats at the least, by maps in "
+        f"layers of whose map no more than {nearest.map_density:.0%} is kept {tried[nearest]:.4f}. "
+        + ("They are used." if found.chosen.map_density else "Nothing of that leaves out more work within the limits.")
     )
 
 
@@ -118,7 +136,8 @@ def _candidate(found: Calibrated, one: Candidate) -> Sequence[str]:
 def _top_p(one: Candidate) -> str:
     """The usual one, and those of groups of layers that have another."""
     kept = [list(layers) for _, layers in itertools.groupby(one.layer_top_p, key=lambda pair: pair[1])]
-    return " ".join([f"{one.top_p:g}", *(f"{own[0][0]}-{own[-1][0]}:{own[0][1]:g}" for own in kept)])
+    maps = [f"maps≤{one.map_density:g}"] if one.map_density else []
+    return " ".join([f"{one.top_p:g}", *(f"{own[0][0]}-{own[-1][0]}:{own[0][1]:g}" for own in kept), *maps])
 
 
 def way_rows(found: Calibrated) -> list[Sequence[str]]:

@@ -64,6 +64,19 @@ def leave_maps(
     return found
 
 
+def usable_maps(pair: Pair, tokens: Sequence[int]) -> dict[int, PackedMap]:
+    """Of each receiver layer that a worker would compute by its map, the sender's; none for a pair that only guides."""
+    if not pair.settings.uses_maps:
+        return {}
+    return sparse_enough(pair, leave_maps(pair, tokens, top_p=pair.settings.map_top_p))
+
+
+def sparse_enough(pair: Pair, left: Mapping[int, PackedMap]) -> dict[int, PackedMap]:
+    """Of each receiver layer that is computed by its map, the sender's, out of all that were left."""
+    most = pair.settings.most_map_density
+    return {layer: left[of] for layer, of in pair.settings.guided.items() if union(left[of]) <= most}
+
+
 def union(packed: PackedMap) -> float:
     """Positions that some head keeps, as a share of the causal ones."""
     row = torch.repeat_interleave(torch.arange(packed.blocks.numel()), packed.offsets.diff().long())

@@ -12,6 +12,7 @@ from cache_store.records import HEADER_BYTES
 from crossfill_kernels.block_mass import block_mass
 from crossfill_kernels.blocks import BlockMass
 from crossfill_kernels.guided_attention import guided_attention
+from crossfill_kernels.map_attention import map_attention
 from crossfill_kernels.paged_attention import paged_attention
 from crossfill_kernels.rows import BLOCK, rows_at
 from engines.reuse.guided import GuidedLayer, guide
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from cache_store.records import Record
-    from crossfill_kernels.blocks import BlockIndex
+    from crossfill_kernels.blocks import BlockIndex, PackedMap
     from engines.reuse.settings import PairSettings
     from engines.reuse.study.network import Network
 
@@ -111,11 +112,23 @@ class Sparse:
 
 
 class Planned:
-    """Attention as a worker plans it: rows of `pages`, which all `guides` have, are guided, and all others dense."""
+    """Attention as a worker plans it: rows of `pages`, which all `guides` have, are guided, and all others dense.
 
-    def __init__(self, guides: Mapping[int, GuidedLayer], pages: frozenset[int]) -> None:
+    Args:
+        maps: of layers whose rows of `pages` are computed by them.
+        weights: of these, [H_S, H_R].
+    """
+
+    def __init__(
+        self,
+        guides: Mapping[int, GuidedLayer],
+        pages: frozenset[int],
+        maps: Mapping[int, PackedMap] | None = None,
+        weights: Mapping[int, torch.Tensor] | None = None,
+    ) -> None:
         self._guides = guides
         self._pages = pages
+        self._maps, self._weights = maps or {}, weights or {}
 
     def __call__(
         self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scale: float
@@ -127,7 +140,9 @@ class Planned:
         slots, out = slice(0, query.shape[0]), torch.empty_like(query)
         for run in runs_of(0, query.shape[0], self._pages):
             rows, own = rows_at(range(run.start, run.stop)), slice(run.start, run.stop)
-            if run.guided:
+            if run.guided and layer in self._maps:
+                map_attention(self._maps[layer], self._weights[layer], values, slots, rows, out=out[own])
+            elif run.guided:
                 index = guide_of.part(*run.blocks)
                 guided_attention(query[own], keys, values, slots, rows, index, scale=scale, out=out[own])
             else:

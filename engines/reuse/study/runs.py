@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from crossfill_kernels.rows import BLOCK
+from engines.reuse.study.maps import Mapped, usable_maps
 from engines.reuse.study.masks import Mask, density, like, mean_density
 from engines.reuse.study.network import dense
 from engines.reuse.study.pair import Sparse
@@ -39,6 +40,8 @@ class Runs:
     def __init__(self, pair: Pair, ids: Sequence[int], tokens: int, generator: torch.Generator) -> None:
         self.left = pair.leave(ids)
         self.guides = pair.guides(self.left, tokens // BLOCK)
+        self.maps = usable_maps(pair, ids)
+        self._weights, self._pages = pair.weights, tokens // BLOCK
         self._indices = {layer: one.index for layer, one in self.guides.items()}
         self._generator = generator
 
@@ -58,6 +61,9 @@ class Runs:
             yield mask, dense if mask is Mask.DENSE else self._sparse(mask)
 
     def _sparse(self, mask: Mask) -> Attend:
+        if mask is Mask.GUIDED and self.maps:
+            rest = {layer: index for layer, index in self._indices.items() if layer not in self.maps}
+            return Mapped(self.maps, self._weights, self._pages, rest)
         return Sparse({layer: like(index, mask, self._generator) for layer, index in self._indices.items()})
 
 

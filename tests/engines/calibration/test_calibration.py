@@ -231,6 +231,27 @@ def test_training_that_is_ended_goes_on_with_its_next_step(folders, tmp_path):
     assert found.seconds["train weights"] > 0
 
 
+def test_maps_are_tried_if_they_are_wanted_and_judged_if_they_are_chosen(folders, tmp_path):
+    """Of a model and itself, whose maps at half the work are as good as it gets."""
+    found = calibrate(
+        ("large", folders["tiny-llama"]),
+        ("small", folders["tiny-llama"]),
+        built_in(),
+        replace(SMALL, limits=LAX, rules=(Rule.ONE_HOT,), top_ps=(0.9,), first_layers=(0,), map_densities=(0.01, 1.0)),
+        kept=tmp_path / "steps",
+    )
+    tried = {(one.rule, one.map_density): of for one, of in found.tried.items() if not one.layer_top_p}
+    assert set(tried) >= {(rule, density) for rule in (Rule.ONE_HOT, Rule.MAPS) for density in (0.01, 1.0)}
+    # No layer is so sparse.
+    assert tried[Rule.ONE_HOT, 0.01].divergence == tried[Rule.ONE_HOT, 0.0].divergence
+    assert tried[Rule.ONE_HOT, 1.0].divergence != tried[Rule.ONE_HOT, 0.0].divergence
+    assert statistics.fmean(tried[Rule.ONE_HOT, 1.0].density) <= 0.5
+    assert found.chosen.map_density == 1.0
+    manifest = found.manifest({})
+    assert (manifest.mode, manifest.map_top_p, manifest.map_density) == ("map", 0.9, 1.0)
+    assert found.verdicts.divergence["guided"] != [0.0] * 4
+
+
 def test_where_nothing_is_good_enough_the_nearest_is_judged_and_refused(folders):
     found = calibrate(
         ("large", folders["tiny-llama"]),

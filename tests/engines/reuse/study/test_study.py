@@ -1,5 +1,7 @@
 """The study of a pair: texts, masks and runs on small random models, whose figures mean nothing but must be right."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,12 +11,15 @@ from engines.models.loading import load
 from engines.models.needle import needles
 from engines.reuse.guided import mixtures
 from engines.reuse.identity import read_identity
-from engines.reuse.settings import PairSettings
+from engines.reuse.settings import PairSettings, ReuseMode
+from engines.reuse.study.map_quality import Way, study_maps
+from engines.reuse.study.maps import leave_maps, union, usable_maps
 from engines.reuse.study.masks import Mask, density, like
 from engines.reuse.study.network import Network, dense
-from engines.reuse.study.pair import Pair, Sparse
+from engines.reuse.study.pair import Pair, Planned, Sparse
 from engines.reuse.study.passages import passage, recollection
 from engines.reuse.study.quality import study_quality
+from engines.reuse.study.runs import Runs
 from engines.reuse.study.timing import time_attention
 
 TOKENS = 256
@@ -177,3 +182,80 @@ def test_times_of_chunks_are_of_all_layers_and_of_the_guided_ones(pair):
     assert all(own < whole for own, whole in zip(times.dense_guided_s, times.dense_s, strict=True))
     assert 0 < times.speed_up_prepared < times.speed_up
     assert 0 < times.density <= 1
+
+
+@pytest.fixture(scope="module")
+def mapped(pair):
+    """`mapped(**changes)`: the identical pair whose layers are computed by maps."""
+
+    def made(**changes):
+        own = pair()
+        return replace(
+            own, settings=own.settings.model_copy(update={"mode": ReuseMode.MAP, "map_top_p": 1.0, **changes})
+        )
+
+    return made
+
+
+def test_all_maps_of_the_same_model_are_its_dense_run(mapped):
+    whole = mapped()
+    ids = passage(whole.receiver.tokenizer, TOKENS + 40, 0)
+    exact = whole.receiver.hidden(ids, dense)
+    apart = {}
+    for name, one in {"whole": whole, "thin": mapped(map_top_p=0.3), "turned": turned(whole)}.items():
+        runs = Runs(one, ids, TOKENS, torch.Generator())
+        assert len(runs.maps) == len(whole.settings.guided)
+        [(_, attend)] = runs.under([Mask.GUIDED])
+        apart[name] = float((one.receiver.hidden(ids, attend) - exact).norm() / exact.norm())
+    # Bytes are 1e-2 away at most.
+    assert apart["whole"] < 1e-2
+    assert apart["thin"] > 3 * apart["whole"]
+    assert apart["turned"] > 3 * apart["whole"]
+
+
+def turned(pair):
+    """Each head by another head's map."""
+    return replace(pair, weights={layer: matrix.roll(1, dims=0) for layer, matrix in pair.weights.items()})
+
+
+def test_a_pair_that_guides_leaves_no_maps_and_a_hybrid_those_that_are_sparse(pair, mapped):
+    own = pair()
+    ids = passage(own.receiver.tokenizer, TOKENS, 0)
+    assert usable_maps(own, ids) == {}
+    left = leave_maps(own, ids, top_p=0.5)
+    unions = {layer: union(left[of]) for layer, of in own.settings.guided.items()}
+    least = min(unions.values())
+    for most in (least - 0.01, least, 1.0):
+        found = usable_maps(mapped(mode=ReuseMode.HYBRID, map_top_p=0.5, map_density=most), ids)
+        assert set(found) == {layer for layer, one in unions.items() if one <= most}
+    assert least > 0.01
+
+
+def test_row_blocks_that_are_planned_are_mapped_and_no_others(mapped):
+    own = mapped(map_top_p=0.3)
+    ids = passage(own.receiver.tokenizer, TOKENS, 0)
+    runs = Runs(own, ids, TOKENS, torch.Generator())
+    exact = own.receiver.hidden(ids, dense)
+    [(_, attend)] = runs.under([Mask.GUIDED])
+    pages = frozenset(range(TOKENS // 64))
+    whole = own.receiver.hidden(ids, Planned(runs.guides, pages, runs.maps, own.weights))
+    torch.testing.assert_close(whole, own.receiver.hidden(ids, attend), atol=1e-5, rtol=1e-5)
+    some = own.receiver.hidden(ids, Planned(runs.guides, frozenset({2}), runs.maps, own.weights))
+    torch.testing.assert_close(some[:128], exact[:128], atol=1e-4, rtol=1e-4)
+    assert not torch.allclose(some[128:192], exact[128:192], atol=1e-3)
+
+
+def test_a_study_of_maps_has_every_way_at_every_text(mapped):
+    own = mapped(map_top_p=0.5, map_density=0.9)
+    asked = needles(own.receiver.loaded, count=2, tokens=256, seed=0)
+    seen = []
+    found = study_maps(
+        own, 640, texts=1, needles=asked, seed=0, progress=lambda stage, done, total: seen.append((done, total))
+    )
+    assert seen[-1] == (8, 8)
+    assert {len(one.densities) for one in found.ways.values()} == {2}
+    assert {len(one.recalled) for one in found.ways.values()} == {2}
+    assert found.ways[Way.DENSE].divergence == [0.0]
+    assert all(seconds > 0 for seconds in found.kernel_s.values())
+    assert list(found.kernel_s) == ["dense", "guided", "map", "map, paper"]
+    assert found.ways[Way.GUIDED].divergence[0] > 0
