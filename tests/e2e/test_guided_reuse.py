@@ -47,7 +47,7 @@ def generate(url, prompt, tenant, *, reuse="allow", new_tokens=8, salt="", key="
         },
         "return_logprob": True,
         "logprob_start_len": len(prompt),
-        "extra_key": f"{tenant}/{salt}/{reuse}/{key}",
+        "extra_key": f"{tenant}/{salt}/{reuse}{key}",
     }
     response = httpx.post(f"{url}/generate", json=body, timeout=TIMEOUT_S)
     assert response.status_code == 200, response.text
