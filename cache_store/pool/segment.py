@@ -94,9 +94,12 @@ def open_segment(path: Path, geometry: Geometry, deadline_s: float) -> Segment:
             segment = _attach(path, geometry, deadline_s)
             if segment:
                 return segment
+            if time.monotonic() >= deadline:
+                raise StoreUnavailableError(f"{path} is made and removed again and again", "timeout")
+            # Its memory is taken whole, which for a large pool is seconds: nobody else is waited for in these.
+            began = time.monotonic()
             _create(path, geometry)
-        if time.monotonic() >= deadline:
-            raise StoreUnavailableError(f"{path} is made and removed again and again", "timeout")
+            deadline += time.monotonic() - began
 
 
 def remove_if_abandoned(path: Path, deadline_s: float) -> bool:

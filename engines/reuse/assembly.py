@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from prometheus_client import REGISTRY
 
 from cache_store.client.fetch import Fetcher
 from cache_store.client.publish import Publisher
-from cache_store.errors import StoreError
+from cache_store.errors import StoreError, StoreFullError, StoreUnavailableError
 from cache_store.metrics import StoreMetrics
 from cache_store.pool.geometry import Geometry
 from cache_store.pool.metrics import PoolMetrics
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("crossfill.reuse")
 
 _REFRESH_S = 30.0
+# Longer than it takes to make a pool of many gigabytes.
+_POOL_WAIT_S, _POOL_POLL_S = 20.0, 0.2
 
 
 def assemble(settings: ReuseSettings, *, slots: int, device: str = "cpu", store: Store | None = None) -> ReuseEngine:
@@ -85,10 +88,19 @@ def _open_pool(settings: ReuseSettings, device: str) -> SharedMemoryPool | None:
     if device != "cpu":
         _log.error("no maps are packed or used, layers are guided instead: the block pool lies in the host's memory")
         return None
-    try:
-        return open_pool(told.pool, Geometry.within(told.pool_bytes, told.dtype))
-    except StoreError as error:
-        _log.error("no maps are packed or used, layers are guided instead: %s", error)
+    until_s = time.monotonic() + _POOL_WAIT_S
+    while True:
+        try:
+            return open_pool(told.pool, Geometry.within(told.pool_bytes, told.dtype))
+        except (StoreUnavailableError, StoreFullError) as error:
+            # Another worker may be making it: then its memory is taken twice until one of both is given back.
+            failure: StoreError = error
+            if time.monotonic() < until_s:
+                time.sleep(_POOL_POLL_S)
+                continue
+        except StoreError as error:
+            failure = error
+        _log.error("no maps are packed or used, layers are guided instead: %s", failure)
         return None
 
 

@@ -2,6 +2,7 @@ import os
 import shutil
 import stat
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -238,3 +239,17 @@ def test_opening_and_closing_leaves_no_descriptors(open_named):
         with pytest.raises(StoreUrlError):
             open_named(9)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_pool_that_takes_longer_to_make_than_others_are_waited_for_is_opened_all_the_same(
+    pool_name, path, monkeypatch
+):
+    create = segment._create
+
+    def slowly(*arguments):
+        time.sleep(0.3)
+        create(*arguments)
+
+    monkeypatch.setattr(segment, "_create", slowly)
+    with open_pool(pool_name, Geometry(2, SlotType.UINT8), deadline_s=0.1) as pool:
+        assert pool.stats().slots == 2
