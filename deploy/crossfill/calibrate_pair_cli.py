@@ -34,14 +34,11 @@ def pair(
     output: Annotated[Path | None, typer.Option(help="Folder of the artifact; by default var/pairs/…")] = None,
     tokens: Annotated[int, typer.Option(min=640, help="Of a text to fit by, a multiple of 64.")] = 1024,
     gate_tokens: Annotated[
-        int | None,
-        typer.Option(min=1024, help="Of a text to choose or judge by, a multiple of 64; by default twice as many."),
+        int | None, typer.Option(min=1024, help="Of others, a multiple of 64; by default twice as many.")
     ] = None,
     fit: Annotated[int, typer.Option(min=1, help="Texts to fit weights with.")] = 6,
     train_steps: Annotated[int, typer.Option(min=0, help="Steps of training weights end to end; 0 for none.")] = 0,
-    maps: Annotated[
-        bool, typer.Option("--maps", help="Try layers by maps, too, as the block pool of a machine makes possible.")
-    ] = False,
+    maps: Annotated[bool, typer.Option("--maps", help="Try layers by maps, too; they need a block pool.")] = False,
     choice: Annotated[int, typer.Option(min=1, help="Texts to choose by.")] = 3,
     gate: Annotated[int, typer.Option(min=2, help="Texts of each source to judge by.")] = 4,
     needles: Annotated[int, typer.Option(min=2, help="Facts to recall when judging.")] = 40,
