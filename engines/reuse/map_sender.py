@@ -7,9 +7,7 @@ gone when the others come, and are left out.
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,6 +22,7 @@ from crossfill_kernels.pack_map import pack_map
 from crossfill_kernels.rows import BLOCK, rows_at
 from crossfill_kernels.select_blocks import select_blocks
 from engines.errors import MapRecordError
+from engines.reuse.background import Background
 from engines.reuse.map_records import pack_maps, unpack_maps
 from engines.reuse.map_storage import map_storage
 from engines.reuse.metrics import Unpacked
@@ -129,58 +128,34 @@ class MapSender:
         self._pool, self._storage = pool, map_storage(pool)
         self._store, self._publisher, self._metrics = store, publisher, metrics
         self._top_p, self._renormalise = top_p, renormalise
-        self._most_bytes, self._wait_s = most_bytes, wait_s
+        self._wait_s = wait_s
         self._failures = SeldomLog(_log, _LOG_EVERY_S, time.monotonic)
-        self._changed = threading.Condition()
-        self._queue: deque[CapturedMaps] = deque()
-        self._held_bytes = 0
-        self._closed = False
-        self._thread = threading.Thread(target=self._work, name="crossfill-pack", daemon=True)
-        self._thread.start()
+        self._background = Background("crossfill-pack", self._work, most_bytes)
 
     def offer(self, captured: CapturedMaps) -> bool:
         """Pack and publish these soon; whether there is room for them. Never waits."""
-        with self._changed:
-            fits = not self._closed and self._held_bytes + captured.size_bytes <= self._most_bytes
-            if fits:
-                self._queue.append(captured)
-                self._held_bytes += captured.size_bytes
-                self._changed.notify_all()
+        fits = self._background.offer(captured)
         if not fits:
             self._drop(Unpacked.QUEUE_FULL, captured)
         return fits
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until everything that was offered went to the publisher; whether that came in time."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._held_bytes and not self._queue, timeout_s)
+        return self._background.drain(timeout_s)
 
     def close(self, timeout_s: float) -> None:
         """Take nothing more; what waits is packed if that takes no longer than `timeout_s` seconds."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self.drain(timeout_s)
+        self._background.close(timeout_s)
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._closed)
-                if not self._queue:
-                    return
-                captured = self._queue.popleft()
-            try:
-                self._publish(captured)
-            except PoolRefusedError as error:
-                self._drop(Unpacked.POOL_FULL, captured)
-                self._failures.warn(f"{captured.request_id}: maps were not packed: {error}")
-            except Exception as error:  # noqa: BLE001 - the thread serves all requests
-                self._drop(Unpacked.FAILED, captured)
-                self._failures.warn(f"{captured.request_id}: maps were not published: {error!r}")
-            finally:
-                with self._changed:
-                    self._held_bytes -= captured.size_bytes
-                    self._changed.notify_all()
+    def _work(self, captured: CapturedMaps) -> None:
+        try:
+            self._publish(captured)
+        except PoolRefusedError as error:
+            self._drop(Unpacked.POOL_FULL, captured)
+            self._failures.warn(f"{captured.request_id}: maps were not packed: {error}")
+        except Exception as error:  # noqa: BLE001 - the thread serves all requests
+            self._drop(Unpacked.FAILED, captured)
+            self._failures.warn(f"{captured.request_id}: maps were not published: {error!r}")
 
     def _publish(self, captured: CapturedMaps) -> None:
         blocks = captured.blocks

@@ -7,9 +7,8 @@ follow one another. Row blocks that a prefix hit cuts have rows that nobody saw,
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from cache_store.records import Kind, record_name
 from cache_store.seldom import SeldomLog
 from crossfill_kernels.blocks import BlockMass
 from crossfill_kernels.rows import BLOCK
+from engines.reuse.background import Background
 from engines.reuse.mass_records import pack_masses
 from engines.reuse.metrics import Unpublished
 
@@ -103,57 +103,32 @@ class Sender:
         self._shard = shard
         self._publisher = publisher
         self._metrics = metrics
-        self._most_bytes = most_bytes
         self._wait_s = wait_s
         self._failures = SeldomLog(_log, _LOG_EVERY_S, time.monotonic)
-        self._changed = threading.Condition()
-        self._queue: deque[Captured] = deque()
-        self._held_bytes = 0
-        self._closed = False
         self._cuts: OrderedDict[str, _Cut] = OrderedDict()
-        self._thread = threading.Thread(target=self._work, name="crossfill-capture", daemon=True)
-        self._thread.start()
+        self._background = Background("crossfill-capture", self._work, most_bytes)
 
     def offer(self, captured: Captured) -> bool:
         """Publish these soon; whether there is room for them. Never waits."""
-        with self._changed:
-            fits = not self._closed and self._held_bytes + captured.size_bytes <= self._most_bytes
-            if fits:
-                self._queue.append(captured)
-                self._held_bytes += captured.size_bytes
-                self._changed.notify_all()
+        fits = self._background.offer(captured)
         if not fits:
             self._metrics.count_unpublished(Unpublished.QUEUE_FULL, captured.blocks)
         return fits
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until everything that was offered went to the publisher; whether that came in time."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._held_bytes and not self._queue, timeout_s)
+        return self._background.drain(timeout_s)
 
     def close(self, timeout_s: float) -> None:
         """Take nothing more; what waits is published if that takes no longer than `timeout_s` seconds."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        self.drain(timeout_s)
+        self._background.close(timeout_s)
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._closed)
-                if not self._queue:
-                    return
-                captured = self._queue.popleft()
-            try:
-                self._publish(captured)
-            except Exception as error:  # noqa: BLE001 - the thread serves all requests
-                self._metrics.count_unpublished(Unpublished.FAILED, captured.blocks)
-                self._failures.warn(f"{captured.request_id}: masses were not published: {error!r}")
-            finally:
-                with self._changed:
-                    self._held_bytes -= captured.size_bytes
-                    self._changed.notify_all()
+    def _work(self, captured: Captured) -> None:
+        try:
+            self._publish(captured)
+        except Exception as error:  # noqa: BLE001 - the thread serves all requests
+            self._metrics.count_unpublished(Unpublished.FAILED, captured.blocks)
+            self._failures.warn(f"{captured.request_id}: masses were not published: {error!r}")
 
     def _publish(self, captured: Captured) -> None:
         whole = self._whole_blocks(captured)
