@@ -251,15 +251,26 @@ def _search(work: _Work, models: Models) -> tuple[Mapping[Candidate, Tried], Can
     singled = {change: found[one] for change, one in singles.items()}
     combined = combinations(chosen, tried[chosen], singled, guided, bounds)
     found |= _try(work, models, [one for one in combined if one not in found], "trying combinations")
-    better = [one for one in rank(found, bounds, layers) if _saves_more(found[one], tried[chosen])]
-    recalling = (one for one in better[:_MOST_RECALLED] if _recalls(work, models, one))
-    chosen, tried = next(recalling, chosen), {**tried, **found}
-    if not wanted.map_densities:
-        return tried, chosen
-    found = _try(work, models, [*_by_maps(chosen, wanted)], "trying maps")
-    better = [one for one in rank(found, bounds, layers) if _saves_more(found[one], tried[chosen])]
-    recalling = (one for one in better[:_MOST_RECALLED] if _recalls(work, models, one))
-    return {**tried, **found}, next(recalling, chosen)
+    tried |= found
+    chosen = _improved(work, models, chosen, tried, found)
+    if wanted.map_densities:
+        by_maps = _try(work, models, [*_by_maps(chosen, wanted)], "trying maps")
+        tried |= by_maps
+        chosen = _improved(work, models, chosen, tried, by_maps)
+    return tried, chosen
+
+
+def _improved(
+    work: _Work,
+    models: Models,
+    chosen: Candidate,
+    tried: Mapping[Candidate, Tried],
+    others: Mapping[Candidate, Tried],
+) -> Candidate:
+    """Of others that leave out more than the chosen one and recall, what leaves out most; else the chosen one."""
+    ranked = rank(others, Bounds(work.wanted.limits), models.receiver.layers)
+    better = [one for one in ranked if _saves_more(others[one], tried[chosen])]
+    return next((one for one in better[:_MOST_RECALLED] if _recalls(work, models, one)), chosen)
 
 
 def _by_maps(chosen: Candidate, wanted: Wanted) -> Iterator[Candidate]:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from crossfill_kernels.rows import BLOCK
+from engines.reuse.map_records import union
 from engines.reuse.settings import PairSettings, ReuseMode
-from engines.reuse.study.maps import Mapped, leave_maps, sparse_enough, union
+from engines.reuse.study.maps import leave_maps, sparse_enough
 from engines.reuse.study.masks import density
 from engines.reuse.study.network import dense
-from engines.reuse.study.pair import Pair
+from engines.reuse.study.pair import Pair, Planned
 from engines.reuse.study.runs import distance
 
 if TYPE_CHECKING:
@@ -181,14 +182,13 @@ class Trials:
         by_maps = any(pair.settings.uses_maps for pair in self._pairs.values())
         packed = leave_maps(widest, text[:prefix], top_p=MAP_TOP_P) if by_maps else {}
         figures = []
+        pages = prefix // BLOCK
         for pair in self._pairs.values():
-            pages = prefix // BLOCK
-            indices = {layer: one.index for layer, one in pair.guides(left, pages).items()}
+            guides = pair.guides(left, pages)
             maps = sparse_enough(pair, packed) if pair.settings.uses_maps else {}
-            rest = {layer: index for layer, index in indices.items() if layer not in maps}
-            attend = Mapped(maps, pair.weights, pages, rest)
+            attend = Planned(guides, frozenset(range(pages)), maps, pair.weights)
             found = self._receiver.log_probabilities(self._receiver.hidden(text, attend)[prefix:])
-            work = {layer: density(index) for layer, index in indices.items()}
+            work = {layer: density(one.index) for layer, one in guides.items()}
             work |= {layer: union(own) / 2 for layer, own in maps.items()}
             figures.append((*distance(exact, found), statistics.fmean(work.values())))
         return torch.tensor(figures, dtype=torch.float64)

@@ -14,6 +14,7 @@ from crossfill_kernels.guided_attention import guided_attention
 from crossfill_kernels.map_attention import map_attention
 from crossfill_kernels.paged_attention import paged_attention
 from crossfill_kernels.rows import BLOCK
+from engines.reuse.map_records import union
 from engines.reuse.map_sender import CopiedLayer
 from engines.reuse.metrics import MapMissed, Missed
 
@@ -191,7 +192,7 @@ class Layers:
         if stored is None or not stored.covers(first, last):
             return MapMissed.ABSENT
         stored, most = stored.part(first, last), plan.pair.most_map_density
-        if most < 1 and stored.union(range(first, last + 1)) > most:
+        if most < 1 and union(stored) > most:
             return MapMissed.TOO_DENSE
         return self._maps.missed(stored) or stored
 

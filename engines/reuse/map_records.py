@@ -69,14 +69,6 @@ class StoredMap:
             self.handles[start:stop],
         )
 
-    def union(self, blocks: Collection[int]) -> float:
-        """Positions of these row blocks that some head keeps, as a share of the causal ones; 1 if it has none."""
-        row, position = self._rows(), self.columns.long() // self.heads
-        wanted = torch.isin(self.blocks, torch.tensor(sorted(blocks), dtype=torch.int32))
-        causal = int((self.blocks[wanted].long() + 1).sum())
-        kept = torch.unique_consecutive(((row << 32) | position)[wanted[row]]).numel()
-        return kept / causal if causal else 1.0
-
     def packed(self, storage: MapStorage) -> PackedMap:
         """As kernels take it; what the slots hold is up to the pool."""
         slots = torch.from_numpy(self.handles.slots).to(storage.blocks.device)
@@ -91,9 +83,20 @@ class StoredMap:
         low, high = torch.searchsorted(self.blocks, bounds).tolist()
         return low, high
 
-    def _rows(self) -> torch.Tensor:
-        """Of each entry the number of its row block."""
-        return torch.repeat_interleave(torch.arange(self.blocks.numel()), self.offsets.diff().long())
+
+def union(lists: StoredMap | PackedMap, blocks: Collection[int] | None = None) -> float:
+    """Positions that some head of a map keeps, as a share of the causal ones; 1 if it has none of the row blocks.
+
+    Args:
+        blocks: row blocks that are looked at; by default all.
+    """
+    row = torch.repeat_interleave(torch.arange(lists.blocks.numel()), lists.offsets.diff().long())
+    chosen = lists.blocks if blocks is None else torch.tensor(sorted(blocks), dtype=torch.int32)
+    wanted = torch.isin(lists.blocks, chosen)
+    causal = int((lists.blocks[wanted].long() + 1).sum())
+    position = (row << 32) | (lists.columns.long() // lists.heads)
+    kept = torch.unique_consecutive(position[wanted[row]]).numel()
+    return kept / causal if causal else 1.0
 
 
 def pack_maps(

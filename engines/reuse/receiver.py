@@ -15,7 +15,7 @@ from cache_store.seldom import SeldomLog
 from engines.errors import MapRecordError, MassRecordError, PairArtifactError
 from engines.reuse.asked import Mode
 from engines.reuse.guided import guide, mixtures
-from engines.reuse.map_records import unpack_maps
+from engines.reuse.map_records import union, unpack_maps
 from engines.reuse.metrics import MapMissed
 from engines.reuse.plan import Plan, pages_to_guide, rows_in
 from engines.reuse.prepared import Prepared
@@ -216,7 +216,7 @@ class Receiver:
             stored = plan.map(layer)
             if stored is None:
                 continue
-            if stored.union(plan.mapped) > plan.pair.most_map_density:
+            if union(stored, plan.mapped) > plan.pair.most_map_density:
                 missed = MapMissed.TOO_DENSE
             elif (found := self._maps.missed(stored)) is None:
                 return None
@@ -264,7 +264,7 @@ def _with_maps(plan: Plan, guided: Mapping[int, float]) -> tuple[float, float]:
     and values, where attention takes two.
     """
     maps = {layer: plan.map(layer) for layer in guided}
-    unions = {layer: stored.union(plan.mapped) for layer, stored in maps.items() if stored is not None}
+    unions = {layer: union(stored, plan.mapped) for layer, stored in maps.items() if stored is not None}
     used = {layer: union for layer, union in unions.items() if union <= plan.pair.most_map_density}
     work = {**guided, **{layer: union / 2 for layer, union in used.items()}}
     return sum({**guided, **used}.values()) / len(guided), sum(work.values()) / len(work)

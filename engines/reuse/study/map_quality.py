@@ -15,9 +15,10 @@ from crossfill_kernels.map_attention import map_attention
 from crossfill_kernels.paged_attention import paged_attention
 from crossfill_kernels.rows import BLOCK, rows_at
 from engines.models.progress import Progress, silent
-from engines.reuse.study.maps import Mapped, leave_maps, union
+from engines.reuse.map_records import union
+from engines.reuse.study.maps import leave_maps
 from engines.reuse.study.network import dense
-from engines.reuse.study.pair import Sparse
+from engines.reuse.study.pair import Planned
 from engines.reuse.study.passages import passage, recollection
 from engines.reuse.study.quality import CONTINUATION, Quality
 from engines.reuse.study.runs import distance, in_conversations, recalled
@@ -110,13 +111,13 @@ def _ways(pair: Pair, ids: Sequence[int], pages: int, study: MapStudy) -> list[t
         clock = _Clock(pair.weights, indices, maps, pages * BLOCK)
         pair.receiver.hidden(ids, clock)
         study.kernel_s.update(clock.seconds)
-    rest = {layer: index for layer, index in indices.items() if layer not in sparse}
+    rows = frozenset(range(pages))
     hybrid = {layer: unions[layer] if layer in sparse else kept[layer] for layer in kept}
     return [
         (Way.DENSE, 1.0, dense),
-        (Way.GUIDED, statistics.fmean(kept.values()), Sparse(indices)),
-        (Way.MAP, statistics.fmean(unions.values()), Mapped(maps, pair.weights, pages, {})),
-        (Way.HYBRID, statistics.fmean(hybrid.values()), Mapped(sparse, pair.weights, pages, rest)),
+        (Way.GUIDED, statistics.fmean(kept.values()), Planned(guides, rows)),
+        (Way.MAP, statistics.fmean(unions.values()), Planned(guides, rows, maps, pair.weights)),
+        (Way.HYBRID, statistics.fmean(hybrid.values()), Planned(guides, rows, sparse, pair.weights)),
     ]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from crossfill_kernels.rows import BLOCK
-from engines.reuse.study.maps import Mapped, usable_maps
+from engines.reuse.study.maps import usable_maps
 from engines.reuse.study.masks import Mask, density, like, mean_density
 from engines.reuse.study.network import dense
-from engines.reuse.study.pair import Sparse
+from engines.reuse.study.pair import Planned, Sparse
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -61,9 +61,8 @@ class Runs:
             yield mask, dense if mask is Mask.DENSE else self._sparse(mask)
 
     def _sparse(self, mask: Mask) -> Attend:
-        if mask is Mask.GUIDED and self.maps:
-            rest = {layer: index for layer, index in self._indices.items() if layer not in self.maps}
-            return Mapped(self.maps, self._weights, self._pages, rest)
+        if mask is Mask.GUIDED:
+            return Planned(self.guides, frozenset(range(self._pages)), self.maps, self._weights)
         return Sparse({layer: like(index, mask, self._generator) for layer, index in self._indices.items()})
 
 

@@ -11,9 +11,10 @@ from engines.models.loading import load
 from engines.models.needle import needles
 from engines.reuse.guided import mixtures
 from engines.reuse.identity import read_identity
+from engines.reuse.map_records import union
 from engines.reuse.settings import PairSettings, ReuseMode
 from engines.reuse.study.map_quality import Way, study_maps
-from engines.reuse.study.maps import leave_maps, union, usable_maps
+from engines.reuse.study.maps import leave_maps, usable_maps
 from engines.reuse.study.masks import Mask, density, like
 from engines.reuse.study.network import Network, dense
 from engines.reuse.study.pair import Pair, Planned, Sparse
