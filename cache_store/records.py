@@ -103,12 +103,13 @@ def read_record_name(name: str) -> RecordOf:
         ValueError: no record has such a name.
     """
     found = _NAME.fullmatch(name)
-    if found is None or found["kind"].upper() not in Kind.__members__:
-        raise ValueError(f"no name of a record: {name!r}; they are such as mass/12")
-    of = RecordOf(Kind[found["kind"].upper()], int(found["layer"]), int(found["shard"] or 0), int(found["shards"] or 1))
-    if record_name(*of) != name or of.shard >= of.shards:
-        raise ValueError(f"no name of a record: {name!r}; they are such as mass/12")
-    return of
+    kind = Kind.__members__.get(found["kind"].upper()) if found else None
+    if found and kind:
+        of = RecordOf(kind, int(found["layer"]), int(found["shard"] or 0), int(found["shards"] or 1))
+        # Numbers have no zeros before them, and a whole layer no shard.
+        if record_name(*of) == name and of.shard < of.shards:
+            return of
+    raise ValueError(f"no name of a record: {name!r}; they are such as mass/12")
 
 
 def encode(record: Record) -> bytes:

@@ -106,7 +106,7 @@ class WorkerConfig(WorkerSettings):
             env[INTERPRET_VARIABLE] = "1"
         if self.reuse is not None:
             env[VARIABLE] = self.reuse.model_dump_json()
-            if any(pair.uses_maps for pair in self.reuse.pairs):
+            if self.reuse.takes_maps:
                 # SGLang then takes these in the place of its own models of the same names.
                 env["SGLANG_EXTERNAL_MODEL_PACKAGE"] = MAPPED_MODELS
         if Path(self.model_path).is_dir():

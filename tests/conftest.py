@@ -26,6 +26,17 @@ LARGE, SMALL = "smollm2-135m-instruct", "smollm2-113m-healed"
 KEPT_LAYERS = [layer for layer in range(30) if layer not in {3, 4, 5, 12, 25, 26}]
 START_TIMEOUT_S = 500
 POOL_BYTES = 256 * 2**20
+# The same model under another name, which computes no queries of what the first one has packed.
+TWIN_PAIR = {
+    "sender": "tiny-llama",
+    "receiver": "tiny-twin",
+    "first_layer": 0,
+    "weights": "identity",
+    "mode": "map",
+    "map_top_p": 1.0,
+    "min_tokens": 64,
+    "max_density": 1.0,
+}
 
 
 @pytest.fixture(scope="session")
@@ -149,18 +160,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory, models_root: Path):
                     "max_density": 1.0,
                 },
                 {**tiny, "top_p": 1.0, "min_tokens": 64, "max_density": 1.0},
-                # The same model under another name, which computes no queries of what the first one has packed.
-                {
-                    "sender": "tiny-llama",
-                    "receiver": "tiny-twin",
-                    "first_layer": 0,
-                    "weights": "identity",
-                    "mode": "map",
-                    "map_top_p": 1.0,
-                    "top_p": 1.0,
-                    "min_tokens": 64,
-                    "max_density": 1.0,
-                },
+                {**TWIN_PAIR, "top_p": 1.0},
             ],
             "maps": {"pool": pool, "pool_bytes": POOL_BYTES, "dtype": "float32"},
             # A busy machine must not decide whether a test sees reuse.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
+import statistics
 import sys
 import time
 from contextlib import ExitStack
@@ -23,14 +23,21 @@ from cache_store.config import StoreSettings
 from cache_store.keys import PAGE
 from cache_store.pool.geometry import Geometry
 from cache_store.pool.shared_memory import remove_abandoned
+from crossfill.bench_reuse import (
+    WARM_UP_TOKENS,
+    check_lengths,
+    load_pair,
+    load_tokenizer,
+    worker_config,
+    write_json,
+)
 from crossfill.bench_reuse_report import Ratios, ratios
-from crossfill.bench_reuse_workers import Answer, Worker
+from crossfill.bench_reuse_workers import Answer, Worker, word_of
 from crossfill.bench_worker import started
 from crossfill.console_table import ruled
 from crossfill.errors import BenchError
 from crossfill.machine import describe_machine
 from crossfill.ports import Ports
-from engines.config import WorkerConfig
 from engines.reuse.identity import read_identity
 from engines.reuse.settings import MapSettings, PairSettings, ReuseMode, ReuseSettings
 
@@ -41,11 +48,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from crossfill.progress import Bars
+    from engines.config import WorkerConfig
     from engines.reuse.study.map_quality import MapStudy
 
 _FIRST_PORT = 31950
-_TENANT = "bench"
-_CHUNK = 2048
 _TIMEOUT_S = 120.0
 _POLL_S = 0.02
 _PACKED, _SLOTS = "crossfill_reuse_packed_row_blocks_total", "crossfill_reuse_packed_slots_total"
@@ -110,8 +116,7 @@ def bench_maps(
         BenchError: a worker did not start or did something else than what was to be timed.
         StartError: no port is free.
     """
-    if any(tokens % PAGE or tokens < 2 * PAGE for tokens in bench.tokens):
-        raise BenchError(f"prompts have whole pages of {PAGE} tokens, two at the least")
+    check_lengths(bench.tokens)
     rounds = asyncio.run(_time_workers(bench, folders, progress))
     studies = _study(bench, folders, progress) if bench.texts else {}
     for table in _tables(bench, rounds, studies):
@@ -124,15 +129,13 @@ def bench_maps(
             "rounds": {tokens: asdict(one) for tokens, one in rounds.items()},
             "quality": {tokens: asdict(one) for tokens, one in studies.items()},
         }
-        output.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        write_json(output, told)
 
 
 async def _time_workers(bench: MapBench, folders: Mapping[str, Path], progress: Bars) -> dict[int, MapRounds]:
-    from engines.models.loading import import_transformers
     from engines.reuse.study.passages import passage
 
-    name = bench.pair.sender.name
-    tokenizer = import_transformers("measure reuse").AutoTokenizer.from_pretrained(folders[name], local_files_only=True)
+    tokenizer = load_tokenizer(folders[bench.pair.sender.name])
     with ExitStack() as held:
         held.callback(remove_abandoned, bench.maps.pool)
         ports = held.enter_context(Ports(_FIRST_PORT))
@@ -147,7 +150,7 @@ async def _time_workers(bench: MapBench, folders: Mapping[str, Path], progress: 
             takers = {kind: workers[mode.value] for kind, mode in _KINDS.items()}
             measured: dict[int, MapRounds] = {}
             # The first requests of a process find nothing warm.
-            for tokens, count in ((1024, 1), *((tokens, bench.rounds) for tokens in bench.tokens)):
+            for tokens, count in ((WARM_UP_TOKENS, 1), *((tokens, bench.rounds) for tokens in bench.tokens)):
                 stage = f"{tokens} tokens, time to first token"
                 measured[tokens] = MapRounds()
                 progress(stage, 0, count)
@@ -165,20 +168,18 @@ async def _round(
     number = len(rounds.slots)
     salt = f"{len(prompt)}-{number}-{time.time_ns()}"
     before = await sender.metrics()
-    await sender.ask(prompt, _word("allow", salt))
+    await sender.ask(prompt, word_of("allow", salt))
     ended_s = time.perf_counter()
     slots = await _wait_until_packed(sender, before, len(prompt) // PAGE, layers)
     packed_after_s = time.perf_counter() - ended_s
     taken = {}
     orders = list(itertools.permutations(takers))
     for kind in orders[number * _STRIDE % len(orders)]:
-        answer = await takers[kind].ask(prompt, _word("off" if kind == "dense" else "allow", salt))
+        answer = await takers[kind].ask(prompt, word_of("off" if kind == "dense" else "allow", salt))
         wanted = "none; reason=off" if kind == "dense" else "map; " if kind != "guided" else "guided; "
-        if not answer.outcome.startswith(wanted):
-            # Of a hybrid no layer may be sparse enough, which is an answer too.
-            if kind == "hybrid" and answer.outcome.endswith("map=too_dense"):
-                taken[kind] = answer
-                continue
+        # Of a hybrid no layer may be sparse enough, which is an answer too.
+        too_dense = kind == "hybrid" and answer.outcome.endswith("map=too_dense")
+        if not (answer.outcome.startswith(wanted) or too_dense):
             if not answer.outcome.startswith(_NOT_READY) or len(rounds.again) > max(3, number):
                 raise BenchError(f"a request that was to be {kind} was prefilled otherwise: {answer.outcome}")
             rounds.again.append(answer.outcome)
@@ -208,10 +209,6 @@ async def _wait_until_packed(sender: Worker, before: Mapping[str, float], pages:
         await asyncio.sleep(_POLL_S)
 
 
-def _word(mode: str, salt: str) -> dict[str, str]:
-    return {"reuse": mode, "tenant": _TENANT, "salt": salt}
-
-
 def _configs(
     bench: MapBench, folders: Mapping[str, Path], store: StoreSettings, ports: Ports
 ) -> dict[str, WorkerConfig]:
@@ -236,35 +233,18 @@ def _configs(
         },
     }
     return {
-        kind: WorkerConfig(
-            model_path=str(folders[pair.sender.name if kind == "sender" else bench.receiver]),
-            name=kind,
-            port=ports.take(),
-            max_total_tokens=2 * max(*bench.tokens, 1024) + 1024,
-            chunked_prefill_size=_CHUNK,
-            reuse=reuse,
-        )
+        kind: worker_config(folders[reuse.model.name], kind, reuse, port=ports.take(), tokens=bench.tokens)
         for kind, reuse in parts.items()
     }
 
 
 def _study(bench: MapBench, folders: Mapping[str, Path], progress: Bars) -> dict[int, MapStudy]:
-    import torch
-
-    from engines.models.loading import load
     from engines.models.needle import needles
-    from engines.reuse.guided import mixtures
     from engines.reuse.study.map_quality import study_maps
-    from engines.reuse.study.network import Network
-    from engines.reuse.study.pair import Pair
     from engines.reuse.study.runs import NEEDLE_TOKENS
 
-    # As a worker has.
-    torch.set_num_threads(1)
-    sender, receiver = (Network(load(folders[name])) for name in (bench.pair.sender.name, bench.receiver))
-    weights = mixtures(bench.pair, read_identity(bench.receiver, folders[bench.receiver]))
-    pair = Pair(sender, receiver, bench.pair, weights)
-    asked = needles(receiver.loaded, count=bench.needles, tokens=NEEDLE_TOKENS, seed=bench.seed)
+    pair = load_pair(bench.pair, bench.receiver, folders)
+    asked = needles(pair.receiver.loaded, count=bench.needles, tokens=NEEDLE_TOKENS, seed=bench.seed)
     return {
         tokens: study_maps(pair, tokens, texts=bench.texts, needles=asked, seed=bench.seed, progress=progress)
         for tokens in bench.tokens
@@ -310,8 +290,6 @@ def _tables(bench: MapBench, rounds: Mapping[int, MapRounds], studies: Mapping[i
 
 
 def _times(tokens: int, one: MapRounds, bytes_a_slot_a_layer: float) -> Sequence[str]:
-    import statistics
-
     return (
         str(tokens),
         f"{statistics.median(answer.ttft_s for answer in one.answers['dense']):.2f}",
@@ -327,8 +305,6 @@ def _ratio(found: Ratios) -> str:
 
 
 def _quality(tokens: int, one: MapStudy) -> Iterator[tuple[Any, ...]]:
-    import statistics
-
     for way, of in one.ways.items():
         yield (
             str(tokens) if way.value == "dense" else "",

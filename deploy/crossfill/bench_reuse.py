@@ -41,7 +41,7 @@ SENDER, RECEIVER = "smollm2-135m-instruct", "smollm2-113m-healed"
 # Layers of the sender that the receiver was made without.
 _DROPPED = frozenset({3, 4, 5, 12, 25, 26})
 _FIRST_PORT = 31900
-_WARM_UP_TOKENS = 1024
+WARM_UP_TOKENS = 1024
 # In worker and study: rows that are computed at once, and bytes of a number of the cache.
 _CHUNK = 2048
 _FLOAT32_BYTES = 4
@@ -106,36 +106,44 @@ def bench_reuse(
         BenchError: a worker did not start or did something else than what was to be timed.
         StartError: no port is free.
     """
-    if any(tokens % PAGE or tokens < 2 * PAGE for tokens in bench.tokens):
-        raise BenchError(f"prompts have whole pages of {PAGE} tokens, two at the least")
+    check_lengths(bench.tokens)
 
     def keep(rounds: Mapping[int, Rounds]) -> None:
         # Hours may be still to come; what is interrupted then need not be measured again.
         if output:
-            _write(output, report(bench, []) | {"rounds": {tokens: asdict(one) for tokens, one in rounds.items()}})
+            write_json(output, report(bench, []) | {"rounds": {tokens: asdict(one) for tokens, one in rounds.items()}})
 
     rounds = asyncio.run(_time_workers(bench, folders, keep, progress))
-    pair = _load(bench, folders)
+    pair = load_pair(bench.pair, bench.receiver, folders)
     figures = [_study(bench, pair, tokens, rounds[tokens], progress) for tokens in bench.tokens]
     for table in tables(bench, figures):
         console.print(table)
     if output:
-        _write(output, report(bench, figures))
+        write_json(output, report(bench, figures))
     return figures
 
 
-def _write(output: Path, data: Mapping[str, Any]) -> None:
+def check_lengths(tokens: Sequence[int]) -> None:
+    """Make sure that prompts can be of these lengths.
+
+    Raises:
+        BenchError: they cannot.
+    """
+    if any(length % PAGE or length < 2 * PAGE for length in tokens):
+        raise BenchError(f"prompts have whole pages of {PAGE} tokens, two at the least")
+
+
+def write_json(output: Path, data: Mapping[str, Any]) -> None:
+    """What was measured, for machines."""
     output.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
 
 
 async def _time_workers(
     bench: ReuseBench, folders: Mapping[str, Path], keep: Callable[[Mapping[int, Rounds]], None], progress: Bars
 ) -> dict[int, Rounds]:
-    from engines.models.loading import import_transformers
     from engines.reuse.study.passages import passage
 
-    name = bench.pair.sender.name
-    tokenizer = import_transformers("measure reuse").AutoTokenizer.from_pretrained(folders[name], local_files_only=True)
+    tokenizer = load_tokenizer(folders[bench.pair.sender.name])
 
     def prompts(tokens: int, rounds: int) -> list[list[int]]:
         return [passage(tokenizer, tokens, bench.seed + number) for number in range(rounds)]
@@ -150,7 +158,7 @@ async def _time_workers(
                 Worker(session, config, child.cpu_s) for config, child in zip(configs, children, strict=True)
             )
             # The first requests of a process find nothing warm.
-            await measure(sender, receiver, prompts(_WARM_UP_TOKENS, 2), PAGE, lambda _: None)
+            await measure(sender, receiver, prompts(WARM_UP_TOKENS, 2), PAGE, lambda _: None)
             measured: dict[int, Rounds] = {}
             for tokens in bench.tokens:
                 stage = f"{tokens} tokens, time to first token"
@@ -176,20 +184,32 @@ def _configs(
         (bench.receiver, ReuseSettings(model=own, pairs=(pair,), store=store)),
     )
     sender, receiver = (
-        WorkerConfig(
-            model_path=str(folders[name]),
-            name=name,
-            port=ports.take(),
-            max_total_tokens=2 * max(*bench.tokens, _WARM_UP_TOKENS) + 1024,
-            chunked_prefill_size=_CHUNK,
-            reuse=reuse,
-        )
-        for name, reuse in parts
+        worker_config(folders[name], name, reuse, port=ports.take(), tokens=bench.tokens) for name, reuse in parts
     )
     return sender, receiver
 
 
-def _load(bench: ReuseBench, folders: Mapping[str, Path]) -> Pair:
+def worker_config(folder: Path, name: str, reuse: ReuseSettings, *, port: int, tokens: Sequence[int]) -> WorkerConfig:
+    """A worker that prefills prompts of these lengths, and those that warm it up."""
+    return WorkerConfig(
+        model_path=str(folder),
+        name=name,
+        port=port,
+        max_total_tokens=2 * max(*tokens, WARM_UP_TOKENS) + 1024,
+        chunked_prefill_size=_CHUNK,
+        reuse=reuse,
+    )
+
+
+def load_tokenizer(folder: Path) -> Any:
+    """Of the model in a folder."""
+    from engines.models.loading import import_transformers
+
+    return import_transformers("measure reuse").AutoTokenizer.from_pretrained(folder, local_files_only=True)
+
+
+def load_pair(settings: PairSettings, receiver_name: str, folders: Mapping[str, Path]) -> Pair:
+    """Both models in this process, with one thread as a worker has."""
     import torch
 
     from engines.models.loading import load
@@ -197,11 +217,10 @@ def _load(bench: ReuseBench, folders: Mapping[str, Path]) -> Pair:
     from engines.reuse.study.network import Network
     from engines.reuse.study.pair import Pair
 
-    # As a worker has.
     torch.set_num_threads(1)
-    sender, receiver = (Network(load(folders[name])) for name in (bench.pair.sender.name, bench.receiver))
-    weights = mixtures(bench.pair, read_identity(bench.receiver, folders[bench.receiver]))
-    return Pair(sender, receiver, bench.pair, weights)
+    sender, receiver = (Network(load(folders[name])) for name in (settings.sender.name, receiver_name))
+    weights = mixtures(settings, read_identity(receiver_name, folders[receiver_name]))
+    return Pair(sender, receiver, settings, weights)
 
 
 def _study(bench: ReuseBench, pair: Pair, tokens: int, rounds: Rounds, progress: Bars) -> Figures:

@@ -222,7 +222,7 @@ class _Sent:
 async def _ask_sender(sender: Worker, prompt: Sequence[int], salt: str, pages: int, *, plain_first: bool) -> _Sent:
     wanted = await sender.stored_pages() + pages
     plain = await sender.ask(prompt, None) if plain_first else None
-    published = await sender.ask(prompt, _word("allow", salt))
+    published = await sender.ask(prompt, word_of("allow", salt))
     ended_s = time.perf_counter()
     await sender.wait_for_pages(wanted)
     stored_after_s = time.perf_counter() - ended_s
@@ -233,9 +233,9 @@ async def _ask_sender(sender: Worker, prompt: Sequence[int], salt: str, pages: i
 
 async def _ask_receiver(receiver: Worker, kind: str, prompt: Sequence[int], salt: str) -> Answer:
     words = {
-        "dense": _word("off", salt),
-        "guided": _word("allow", salt),
-        "refused": _word("allow", f"nothing-{salt}"),
+        "dense": word_of("off", salt),
+        "guided": word_of("allow", salt),
+        "refused": word_of("allow", f"nothing-{salt}"),
     }
     answer = await receiver.ask(prompt, words[kind])
     if answer.outcome.startswith(_SLOW):
@@ -245,5 +245,6 @@ async def _ask_receiver(receiver: Worker, kind: str, prompt: Sequence[int], salt
     return answer
 
 
-def _word(mode: str, salt: str) -> dict[str, str]:
+def word_of(mode: str, salt: str) -> dict[str, str]:
+    """What a router says with a request; what is stored under one salt is nothing to another."""
     return {"reuse": mode, "tenant": _TENANT, "salt": salt}

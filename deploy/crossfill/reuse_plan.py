@@ -47,7 +47,7 @@ def reuse_settings(config: StackConfig, folders: Mapping[str, Path | str]) -> di
             # Of several receivers the one that wants most of a layer is served, and so are all others.
             kept |= {layer: max(settled.map_top_p, kept.get(layer, 0.0)) for layer in settled.guided.values()}
     return {
-        name: _settings(config, identity, (sorted(publish[name]), maps[name]), pairs[name])
+        name: _settings(config, identity, sorted(publish[name]), maps[name], pairs[name])
         for name, identity in identities.items()
     }
 
@@ -118,13 +118,17 @@ def calibrated(folder: Path, sender: ModelIdentity, receiver: ModelIdentity) -> 
 
 
 def _settings(
-    config: StackConfig, model: ModelIdentity, publish: tuple[list[int], dict[int, float]], pairs: list[PairSettings]
+    config: StackConfig,
+    model: ModelIdentity,
+    publish: list[int],
+    publish_maps: dict[int, float],
+    pairs: list[PairSettings],
 ) -> ReuseSettings:
     try:
         return ReuseSettings(
             model=model,
-            publish=tuple(publish[0]),
-            publish_maps=publish[1],
+            publish=tuple(publish),
+            publish_maps=publish_maps,
             pairs=tuple(pairs),
             store=config.store,
             wait_s=config.reuse.wait_s,

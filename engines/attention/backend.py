@@ -72,7 +72,7 @@ class CrossfillAttentionBackend(AttentionBackend):  # type: ignore[misc]  # SGLa
         """Find every request's rows and cache slots, once a forward pass and not once a layer."""
         mode = forward_batch.forward_mode
         if self._maps is not None:
-            self._maps.chunks = ()
+            self._maps.begin(())
         if mode.is_idle():
             self._plan = ()
             return
@@ -91,7 +91,7 @@ class CrossfillAttentionBackend(AttentionBackend):  # type: ignore[misc]  # SGLa
             self._reuse.note_decode(self._req_to_token, forward_batch.req_pool_indices, forward_batch.seq_lens_cpu)
         self._plan = tuple(plan)
         if self._maps is not None:
-            self._maps.chunks = [(slice(s.start, s.stop), s.chunk) for s in plan if s.chunk is not None]
+            self._maps.begin(s.chunk for s in plan if s.chunk is not None)
         self._phase, self._seconds = "decode" if mode.is_decode() else "extend", 0.0
         self._metrics.rows.labels(self._phase).inc(start)
         self._metrics.passes.labels(self._phase).inc()
@@ -136,9 +136,8 @@ class CrossfillAttentionBackend(AttentionBackend):  # type: ignore[misc]  # SGLa
             if s.chunk is None or self._reuse is None:
                 paged_attention(query[own], keys, values, s.slots, s.rows, scale=layer.scaling, out=out[own])
             else:
-                layers, number = self._reuse.layers, layer.layer_id
-                done = layers.attend_maps(s.chunk, number, values, out[own])
-                layers.attend(s.chunk, number, query[own], keys, values, scale=layer.scaling, out=out[own], done=done)
+                attend = self._reuse.layers.attend
+                attend(s.chunk, layer.layer_id, query[own], keys, values, scale=layer.scaling, out=out[own])
         self._seconds += time.perf_counter() - started_s
         if layer.layer_id == self._last_layer:
             self._finish_pass()

@@ -5,7 +5,6 @@ Written against SGLang's interface and run with SGLang's `torch_native` on a CPU
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,7 +58,8 @@ class Beside:
         assert self._plan is not None
         self._plan(forward_batch)
         mode, self._chunks = forward_batch.forward_mode, ()
-        self._tell_maps()
+        if self._maps is not None:
+            self._maps.begin(())
         if mode.is_idle():
             return
         requests, lengths = forward_batch.req_pool_indices, forward_batch.seq_lens_cpu
@@ -73,7 +73,8 @@ class Beside:
             self._reuse.chunk(request_id, newest_rows(new, length), self._req_to_token[request, :length])
             for request_id, request, length, new in planned
         )
-        self._tell_maps()
+        if self._maps is not None:
+            self._maps.begin(self._chunks)
 
     def forward_extend(
         self,
@@ -107,16 +108,7 @@ class Beside:
         out, start = torch.zeros_like(query), 0
         for chunk in self._chunks:
             own = slice(start, start + chunk.rows.count)
-            layers, number = self._reuse.layers, layer.layer_id
-            done = layers.attend_maps(chunk, number, values, out[own])
-            layers.attend(chunk, number, query[own], keys, values, scale=layer.scaling, out=out[own], done=done)
+            attend = self._reuse.layers.attend
+            attend(chunk, layer.layer_id, query[own], keys, values, scale=layer.scaling, out=out[own])
             start = own.stop
         return out.view(q.shape[0], -1)
-
-    def _tell_maps(self) -> None:
-        if self._maps is not None:
-            starts = itertools.accumulate((chunk.rows.count for chunk in self._chunks), initial=0)
-            self._maps.chunks = [
-                (slice(start, start + chunk.rows.count), chunk)
-                for start, chunk in zip(starts, self._chunks, strict=False)
-            ]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from engines.reuse.chunk import Chunk
     from engines.reuse.layers import Layers
@@ -88,16 +88,23 @@ class MappedForward:
         self._pool = pool
         self._layers = layers
         self._aside = aside
-        self.chunks: Sequence[tuple[slice, Chunk]] = ()
-        """Of the batch that is computed: its rows, and how; none while tokens are decoded."""
+        self._chunks: list[tuple[slice, Chunk]] = []
         self.seconds = 0.0
         """Within attention, of all that was computed here; whoever counts them sets them back."""
+
+    def begin(self, chunks: Iterable[Chunk]) -> None:
+        """These are computed next, whose rows follow one another in the batch; none while tokens are decoded."""
+        self._chunks, start = [], 0
+        for chunk in chunks:
+            stop = start + chunk.rows.count
+            self._chunks.append((slice(start, stop), chunk))
+            start = stop
 
     def rows(self, layer: int) -> list[slice]:
         """Rows of the batch whose attention in a layer maps give, in order."""
         return [
             self._rows_of(own, chunk, number)
-            for own, chunk in self.chunks
+            for own, chunk in self._chunks
             for number in self._layers.mapped(chunk, layer)
         ]
 
@@ -132,14 +139,14 @@ class MappedForward:
         started_s = time.perf_counter()
         # Rows that no request owns (padding of the batch) stay zero rather than whatever memory held.
         out = torch.zeros_like(query)
-        done = [self._layers.attend_maps(chunk, layer.layer_id, values, out[own]) for own, chunk in self.chunks]
-        for (own, chunk), of_chunk in zip(self.chunks, done, strict=True):
+        done = [self._layers.attend_maps(chunk, layer.layer_id, values, out[own]) for own, chunk in self._chunks]
+        for (own, chunk), of_chunk in zip(self._chunks, done, strict=True):
             for number in self._layers.mapped(chunk, layer.layer_id).keys() - of_chunk:
                 late = self._rows_of(own, chunk, number)
                 query[late] = projection.queries(late)
             self._layers.note_skipped(chunk, of_chunk)
         self._aside.join()
-        for (own, chunk), of_chunk in zip(self.chunks, done, strict=True):
+        for (own, chunk), of_chunk in zip(self._chunks, done, strict=True):
             self._layers.attend(
                 chunk, layer.layer_id, query[own], keys, values, scale=layer.scaling, out=out[own], done=of_chunk
             )

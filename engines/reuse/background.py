@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
 
 
 class Sized(Protocol):
@@ -21,17 +19,15 @@ class Sized(Protocol):
 T = TypeVar("T", bound=Sized)
 
 
-class Background(Generic[T]):
-    """A queue and the thread that works it off, one piece after the other.
+class Background(ABC, Generic[T]):
+    """A queue and the thread that works it off, one piece after the other; it starts at once.
 
     Args:
         name: of the thread.
-        work: done with each piece; raises nothing, as the thread serves all requests.
         most_bytes: of pieces that wait or are worked on.
     """
 
-    def __init__(self, name: str, work: Callable[[T], None], most_bytes: int) -> None:
-        self._work = work
+    def __init__(self, name: str, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._changed = threading.Condition()
         self._queue: deque[T] = deque()
@@ -39,7 +35,11 @@ class Background(Generic[T]):
         self._closed = False
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
-    def offer(self, piece: T) -> bool:
+    @abstractmethod
+    def work(self, piece: T, /) -> None:
+        """Do what is to be done with a piece. Raises nothing, as the thread serves all requests."""
+
+    def offer(self, piece: T, /) -> bool:
         """Work on this soon; whether there is room for it. Never waits."""
         with self._changed:
             fits = not self._closed and self._held_bytes + piece.size_bytes <= self._most_bytes
@@ -69,7 +69,7 @@ class Background(Generic[T]):
                     return
                 piece = self._queue.popleft()
             try:
-                self._work(piece)
+                self.work(piece)
             finally:
                 with self._changed:
                     self._held_bytes -= piece.size_bytes

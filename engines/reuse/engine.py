@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import torch
 
     from cache_store.client.fetch import Fetch, Fetcher, LayerRecords
-    from cache_store.namespace import Namespace
     from engines.reuse.asked import Asked
     from engines.reuse.map_reader import MapReader
     from engines.reuse.map_sender import MapSender
@@ -64,7 +63,7 @@ class ReuseEngine:
     """Plans every prefill and collects what it leaves.
 
     All methods run on the scheduler's thread; none waits but `admit` and, for requests that require reuse, `preview`.
-    `layers` computes.
+    `layers` computes; `uses_maps` if maps of others may.
 
     Args:
         slots: of the KV pool.
@@ -93,14 +92,10 @@ class ReuseEngine:
         self._publish = frozenset(settings.publish)
         self._stopped: Refusal | None = None
         self._batch_s = time.monotonic()
-        self._maps, self._packer = maps is not None, packer
+        self._packer = packer
+        self.uses_maps = maps is not None and settings.takes_maps
         self.layers = Layers(settings.publish, metrics, maps, pack=packer.layers if packer else ())
         self.provenance = Provenance(slots)
-
-    @property
-    def uses_maps(self) -> bool:
-        """Whether maps may compute layers of this worker."""
-        return self._maps and any(pair.uses_maps for pair in self._settings.pairs)
 
     def arrive(self, request_id: str, asked: Asked | None, tokens: Sequence[int], *, supported: bool = True) -> None:
         """A request came; ask the store what there is for it.
@@ -230,15 +225,13 @@ class ReuseEngine:
         if known is None:
             return
         if chunk.masses and self._sender is not None and known.stored is not None and known.asked is not None:
-            run = chunk.parts[0].run
-            self._pack(chunk, known.stored, namespace_of(self._settings.model, known.asked), known.tokens)
+            run, own = chunk.parts[0].run, namespace_of(self._settings.model, known.asked)
+            of_chunk = chunk.request_id, own, known.tokens, run.start, run.stop
+            if self._packer is not None and chunk.copies:
+                self._packer.offer(CapturedMaps(*of_chunk, chunk.copies, known.stored))
             self._sender.offer(
                 Captured(
-                    chunk.request_id,
-                    namespace_of(self._settings.model, known.asked),
-                    known.tokens,
-                    run.start,
-                    run.stop,
+                    *of_chunk,
                     # After the first guided row nothing is exact, so no row block goes on.
                     chunk.is_last or len(chunk.parts) > 1,
                     {layer: _on_host(mass) for layer, mass in chunk.masses.items()},
@@ -248,12 +241,6 @@ class ReuseEngine:
             known.stored = None if chunk.is_last else known.stored
         if chunk.is_last:
             self.forget(chunk.request_id)
-
-    def _pack(self, chunk: Chunk, stored: Fetch[LayerRecords], namespace: Namespace, tokens: Sequence[int]) -> None:
-        if self._packer is not None and chunk.copies:
-            run = chunk.parts[0].run
-            captured = CapturedMaps(chunk.request_id, namespace, tokens, run.start, run.stop, chunk.copies, stored)
-            self._packer.offer(captured)
 
     def stop(self, reason: Refusal) -> None:
         """From now on nothing is taken and nothing is left, not even of requests that are known."""

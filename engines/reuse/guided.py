@@ -26,8 +26,16 @@ if TYPE_CHECKING:
 
 # What a worker was told from the manifest; a worker that starts again may find that of a later calibration.
 _OF_BOTH = (
-    *("layers", "first_layer", "top_p", "layer_top_p", "layer_density", "min_tokens", "max_density"),
-    *("mode", "map_top_p", "map_density"),
+    "layers",
+    "first_layer",
+    "top_p",
+    "layer_top_p",
+    "layer_density",
+    "min_tokens",
+    "max_density",
+    "mode",
+    "map_top_p",
+    "map_density",
 )
 
 

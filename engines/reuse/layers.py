@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("crossfill.reuse")
 
 _LOG_EVERY_S = 60.0
-NOTHING: frozenset[int] = frozenset()
 
 
 def _copied(query: torch.Tensor, keys: torch.Tensor, mass: BlockMass, scale: float) -> CopiedLayer:
@@ -125,16 +124,18 @@ class Layers:
         *,
         scale: float,
         out: torch.Tensor,
-        done: frozenset[int] = NOTHING,
+        done: frozenset[int] | None = None,
     ) -> None:
         """Causal attention of a chunk's rows in one layer; other arguments as of `paged_attention`.
 
         Args:
             chunk: how its rows are computed; gets the masses that are to be published.
             layer: number of the model's layer.
-            done: parts whose output is there.
+            done: parts whose output is there; by default maps give what they can first.
         """
         slots = chunk.slots
+        if done is None:
+            done = self.attend_maps(chunk, layer, values, out)
         guided, captured = self._wanted(chunk, layer)
         if not (guided or captured):
             started_s = time.perf_counter()

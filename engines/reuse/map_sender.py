@@ -96,7 +96,7 @@ class CapturedMaps:
         return range(-(-self.start // BLOCK), self.stop // BLOCK)
 
 
-class MapSender:
+class MapSender(Background[CapturedMaps]):
     """Takes copies from the computation.
 
     Args:
@@ -130,24 +130,17 @@ class MapSender:
         self._top_p, self._renormalise = top_p, renormalise
         self._wait_s = wait_s
         self._failures = SeldomLog(_log, _LOG_EVERY_S, time.monotonic)
-        self._background = Background("crossfill-pack", self._work, most_bytes)
+        super().__init__("crossfill-pack", most_bytes)
 
     def offer(self, captured: CapturedMaps) -> bool:
         """Pack and publish these soon; whether there is room for them. Never waits."""
-        fits = self._background.offer(captured)
+        fits = super().offer(captured)
         if not fits:
             self._drop(Unpacked.QUEUE_FULL, captured)
         return fits
 
-    def drain(self, timeout_s: float) -> bool:
-        """Wait until everything that was offered went to the publisher; whether that came in time."""
-        return self._background.drain(timeout_s)
-
-    def close(self, timeout_s: float) -> None:
-        """Take nothing more; what waits is packed if that takes no longer than `timeout_s` seconds."""
-        self._background.close(timeout_s)
-
-    def _work(self, captured: CapturedMaps) -> None:
+    def work(self, captured: CapturedMaps) -> None:
+        """Publish them; what fails is counted and logged."""
         try:
             self._publish(captured)
         except PoolRefusedError as error:

@@ -81,7 +81,7 @@ class _Cut:
     masses: dict[int, torch.Tensor] = field(default_factory=dict)
 
 
-class Sender:
+class Sender(Background[Captured]):
     """Takes captured masses from the computation and publishes them on a thread of its own.
 
     Args:
@@ -106,24 +106,17 @@ class Sender:
         self._wait_s = wait_s
         self._failures = SeldomLog(_log, _LOG_EVERY_S, time.monotonic)
         self._cuts: OrderedDict[str, _Cut] = OrderedDict()
-        self._background = Background("crossfill-capture", self._work, most_bytes)
+        super().__init__("crossfill-capture", most_bytes)
 
     def offer(self, captured: Captured) -> bool:
         """Publish these soon; whether there is room for them. Never waits."""
-        fits = self._background.offer(captured)
+        fits = super().offer(captured)
         if not fits:
             self._metrics.count_unpublished(Unpublished.QUEUE_FULL, captured.blocks)
         return fits
 
-    def drain(self, timeout_s: float) -> bool:
-        """Wait until everything that was offered went to the publisher; whether that came in time."""
-        return self._background.drain(timeout_s)
-
-    def close(self, timeout_s: float) -> None:
-        """Take nothing more; what waits is published if that takes no longer than `timeout_s` seconds."""
-        self._background.close(timeout_s)
-
-    def _work(self, captured: Captured) -> None:
+    def work(self, captured: Captured) -> None:
+        """Publish them; what fails is counted and logged."""
         try:
             self._publish(captured)
         except Exception as error:  # noqa: BLE001 - the thread serves all requests

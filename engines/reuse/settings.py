@@ -235,9 +235,14 @@ class ReuseSettings(BaseModel):
     maps: MapSettings = MapSettings()
 
     @property
+    def takes_maps(self) -> bool:
+        """Whether maps of others may compute layers of this worker."""
+        return any(pair.uses_maps and pair.refused is None for pair in self.pairs)
+
+    @property
     def has_maps(self) -> bool:
         """Whether this worker packs maps or takes them."""
-        return bool(self.publish_maps) or any(pair.uses_maps and pair.refused is None for pair in self.pairs)
+        return bool(self.publish_maps) or self.takes_maps
 
     @property
     def is_shadowed(self) -> bool:

@@ -11,6 +11,8 @@ import time
 import httpx
 import pytest
 
+from tests.conftest import TWIN_PAIR
+
 from .test_guided_reuse import differences, generate, leave, prompt_of
 
 pytestmark = pytest.mark.real
@@ -34,16 +36,7 @@ def interpreted(start_module_stack, tmp_path_factory):
             "reuse": {
                 "pairs": [
                     {**tiny, "top_p": 0.7, "min_tokens": 64, "max_density": 1.0},
-                    {
-                        "sender": "tiny-llama",
-                        "receiver": "tiny-twin",
-                        "first_layer": 0,
-                        "weights": "identity",
-                        "mode": "map",
-                        "map_top_p": 1.0,
-                        "min_tokens": 64,
-                        "max_density": 1.0,
-                    },
+                    TWIN_PAIR,
                 ],
                 "maps": {"pool": f"triton-{os.getpid()}", "pool_bytes": 2**24, "dtype": "float32"},
                 "wait_s": 10.0,

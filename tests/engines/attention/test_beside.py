@@ -64,11 +64,7 @@ class Engine:
     def concerns(self, chunk, layer):
         return chunk.request_id in self.concerned
 
-    def attend_maps(self, chunk, layer, values, out):
-        return frozenset()
-
-    def attend(self, chunk, layer, query, keys, values, *, scale, out, done):
-        assert not done
+    def attend(self, chunk, layer, query, keys, values, *, scale, out):
         self.attended += 1
         out.copy_(paged_attention_reference(query, keys, values, chunk.slots, chunk.rows, scale=scale))
 

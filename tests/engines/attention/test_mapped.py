@@ -108,7 +108,7 @@ def test_queries_of_mapped_rows_are_never_computed(aside):
     second = make_chunk(0, 9, Run(0, 6, True, True), Run(6, 9, False), slots=slots[20:])
     pool, layers, projection = Pool(), Layers(), Projection()
     forward = MappedForward(pool, layers, aside())
-    forward.chunks = [(slice(0, 12), first), (slice(12, 21), second)]
+    forward.begin([first, second])
     mapped = forward.rows(LAYER)
     assert mapped == [slice(4, 8), slice(12, 18)]
     locations = torch.cat([slots[:12], slots[20:29], slots[50:52]]).long()
@@ -131,7 +131,7 @@ def test_rows_of_a_map_that_was_given_away_meanwhile_get_their_queries_after_all
     chunk = make_chunk(0, 12, Run(0, 4, True, True), Run(4, 8, True), Run(8, 12, True, True), slots=slots)
     layers, projection = Layers(stale=frozenset({2})), Projection()
     forward = MappedForward(Pool(), layers, Later())
-    forward.chunks = [(slice(0, 12), chunk)]
+    forward.begin([chunk])
     out = forward.attend(MODULE, forward.rows(LAYER), projection, slots[:12].long()).view(-1, HEADS, DIM)
     assert projection.asked["queries"] == [*range(8, 12)]
     assert layers.skipped == 4

@@ -148,9 +148,8 @@ class Worker:
                 self.value[layer, start:stop],
             )
             query = self.query[layer, start:stop]
-            done = self.engine.layers.attend_maps(chunk, layer, self.values[layer], out[layer])
             self.engine.layers.attend(
-                chunk, layer, query, self.keys[layer], self.values[layer], scale=SCALE, out=out[layer], done=done
+                chunk, layer, query, self.keys[layer], self.values[layer], scale=SCALE, out=out[layer]
             )
         self.engine.computed(chunk)
         return out

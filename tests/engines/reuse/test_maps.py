@@ -323,7 +323,7 @@ def test_mapped_rows_are_approximate_from_the_first_on(make_pool, send, take):
 def test_copies_beyond_their_bound_are_dropped(make_pool, send):
     pool = make_pool()
     sender = send(pool, capture_bytes=2**20)
-    sender.packer._background._most_bytes = 10
+    sender.packer._most_bytes = 10
     leave(sender)
     assert sender.counted("unpacked_row_blocks_total", reason="queue_full") == PAGES * len(GUIDED)
     assert pool.stats().free == pool.stats().slots

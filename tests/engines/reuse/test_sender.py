@@ -159,7 +159,7 @@ def test_what_the_store_has_is_not_captured_again(sender, store, backend, cuts, 
 
 
 def test_masses_beyond_the_bound_are_dropped_and_counted(sender, backend):
-    sender.sender._background._most_bytes = 1
+    sender.sender._most_bytes = 1
     sender.arrive("r", TOKENS)
     sender.prefill("r", TOKENS)
     assert sender.counted("unpublished_row_blocks_total", reason="queue_full") == 5
